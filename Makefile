@@ -1,0 +1,42 @@
+# Two commands for newcomers: `make demo` and `make test`. Both set up .venv by themselves.
+PYTHON ?= python3
+BIN := .venv/bin
+# Idle OpenMP threads sleep instead of spinning: on few cores spinning slows everything else down.
+export OMP_WAIT_POLICY := PASSIVE
+
+.PHONY: help demo test lint types format bench clean
+
+help:
+	@echo "make demo    train a unary and a message model on synthetic scenes, compare them, draw a picture sheet"
+	@echo "make test    every check: ruff, mypy, pytest with doctests"
+	@echo "make bench   the benchmarks (several minutes; keep the machine idle)"
+	@echo "make format  ruff format and safe fixes"
+	@echo "make clean   remove the environment and caches"
+
+.venv/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	touch $@
+
+demo: .venv/installed
+	$(BIN)/messagenet demo --out demo
+
+test: lint types
+	$(BIN)/python -m pytest
+
+lint: .venv/installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: .venv/installed
+	$(BIN)/mypy
+
+format: .venv/installed
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: .venv/installed
+	for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
+
+clean:
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build src/*.egg-info

@@ -1,0 +1,318 @@
+"""Learned message passing on an image grid (Lin, Shen, Reid, van den Hengel, NIPS 2015).
+
+Every factor-to-variable message is the output of a small network, instead of being computed from potentials:
+
+    β_{F→p}  = M_F( [ f_p ; mean_{q ∈ F\\p} f_q ; d_pF ] )                    K numbers
+    d_pF     = Σ_{q ∈ F\\p} logsoftmax( Σ_{F' ∋ q, F' ≠ F} β_{F'→q} )         messages one iteration ago
+    logits_p = Σ_{F ∋ p} β_{F→p},          P(y_p | x) = softmax(logits_p)
+
+after exactly T synchronous iterations, T being part of the training. With T = 1 there is no d, and the sum
+over a range box is one fused operator without any tensor over edges. With T > 1 and exact cavities the
+messages themselves, N·n·K numbers, are all that is kept between iterations.
+
+A message here includes the scale of the aggregation, so that messages always sum to the logits:
+
+    sum    β = M_F                         mean   β = M_F / n_p     n_p: the factors that reach node p
+    fixed  β = M_F / |O|                   sqrt   β = M_F / √|O|    |O|: the offsets of the relation
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from messagenet.errors import InputError
+from messagenet.estimators.aggregate import relu_sum
+from messagenet.estimators.box_sum import box_sum
+from messagenet.estimators.edge_messages import Cavity, Output, cavity_sum, edge_messages
+from messagenet.estimators.estimator import MessageEstimator
+from messagenet.estimators.field import Field, fields
+from messagenet.estimators.rules import Aggregation, CavityMode, Dependent, Initial, Rules
+from messagenet.graph import GridGraph, Offset, Relation
+
+
+class Beliefs(NamedTuple):
+    """The state between iterations.
+
+    Attributes:
+        totals: For each factor type, the sum of its messages to every node, (B, H, W, K).
+        messages: For relations whose cavities will be needed, every message, (B, n, H, W, K).
+    """
+
+    totals: dict[str, Tensor]
+    messages: dict[str, Tensor]
+
+    @property
+    def logits(self) -> Tensor:
+        """Σ_F β_{F→p}, (B, H, W, K)."""
+        return (
+            torch.stack(list(self.totals.values())).sum(0) if len(self.totals) > 1 else self.totals["unary"]
+        )
+
+
+class MessagePassing(nn.Module):
+    """A drop-in head: feature map in, sums of messages (logits of the marginals) out.
+
+    >>> from messagenet import surrounding, above, below
+    >>> head = MessagePassing(in_channels=16, num_classes=5, hidden=32,
+    ...                       relations=[surrounding(0.4), above(0.4), below(0.4)], iterations=1)
+    >>> head(torch.randn(2, 16, 12, 15)).shape
+    torch.Size([2, 5, 12, 15])
+
+    Args:
+        in_channels: r, channels of the feature map.
+        num_classes: K.
+        relations: Which neighbours send messages; none at all gives a unary classifier.
+        hidden: Hidden units of every estimator.
+        iterations: T, the inference-time budget that the head is trained for.
+        tied: One set of estimators for all iterations (a recurrent network), or one per iteration.
+        cavity: "factor" leaves a factor's own message out of what it is told (loopy belief propagation);
+            "none" does not (mean-field style, cheaper when T > 1).
+        initial: Messages before the first iteration: "zero", or "unary" for the unary factors' messages.
+        aggregation: Scale of a message: "fixed" (÷ number of offsets), "sum" (the paper's), "mean", "sqrt".
+        dependent: How a box factor joins its senders' dependent messages: "sum" (the paper's) or "mean".
+        check_finite: Refuse features with NaN or infinity (costs one pass over them; not when compiled).
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        num_classes: int,
+        relations: Sequence[Relation] = (),
+        *,
+        hidden: int = 512,
+        iterations: int = 1,
+        tied: bool = True,
+        cavity: CavityMode = "factor",
+        initial: Initial = "zero",
+        aggregation: Aggregation = "fixed",
+        dependent: Dependent = "sum",
+        check_finite: bool = True,
+    ) -> None:
+        super().__init__()
+        self.rules = Rules(num_classes, hidden, iterations, tied, cavity, initial, aggregation, dependent)
+        self.relations = GridGraph(1, 1, tuple(relations)).relations
+        for relation in self.relations:
+            if hasattr(nn.ModuleDict, relation.name):
+                raise InputError(
+                    f"relation name {relation.name!r} is a method of torch modules; choose another"
+                )
+        self.in_channels = in_channels
+        self.check_finite = check_finite
+        self.estimators = nn.ModuleList(self._stage() for _ in range(1 if tied else iterations))
+
+    def _stage(self) -> nn.ModuleDict:
+        """The estimators of one iteration: one for the unary factors and one per relation."""
+        rules = self.rules
+        return nn.ModuleDict(
+            {
+                name: MessageEstimator(
+                    self.in_channels,
+                    rules.hidden,
+                    rules.num_classes,
+                    has_sender=name != "unary",
+                    has_dependent=rules.has_dependent,
+                )
+                for name in self.factor_types
+            }
+        )
+
+    @property
+    def factor_types(self) -> list[str]:
+        """ "unary", then the names of the relations."""
+        return ["unary", *(relation.name for relation in self.relations)]
+
+    def extra_repr(self) -> str:
+        """The rules, for print(head)."""
+        relations = ", ".join(f"{relation.name} ({relation.form})" for relation in self.relations)
+        return f"{self.rules}, relations=[{relations}]".replace("Rules(", "").replace(")", "", 1)
+
+    def forward(self, features: Tensor | Mapping[str, Tensor], valid: Tensor | None = None) -> Tensor:
+        """Logits of the marginals after T iterations, (B, K, H, W); 0 at nodes that are not valid.
+
+        Args:
+            features: The feature map (B, r, H, W), or one for each factor type by name.
+            valid: Which nodes exist, (B, H, W), where images of several sizes were padded to one.
+        """
+        by_type = self.features_by_type(features)
+        parts = [
+            (numbers, self._last(field).logits) for numbers, field in fields(by_type, valid, self.relations)
+        ]
+        return _assembled(parts, by_type["unary"])
+
+    def trace(
+        self, features: Tensor | Mapping[str, Tensor], valid: Tensor | None = None
+    ) -> list[dict[str, Tensor]]:
+        """For each iteration, the total message of each factor type to each node, (B, K, H, W) by name.
+
+        The totals of an iteration sum to its logits.
+        """
+        by_type = self.features_by_type(features)
+        parts = [
+            (numbers, list(self.iterate(field))) for numbers, field in fields(by_type, valid, self.relations)
+        ]
+        return [
+            {
+                name: _assembled(
+                    [(numbers, steps[step].totals[name]) for numbers, steps in parts], by_type["unary"]
+                )
+                for name in self.factor_types
+            }
+            for step in range(self.rules.iterations)
+        ]
+
+    def _last(self, field: Field) -> Beliefs:
+        """The beliefs after the last iteration."""
+        *_, beliefs = self.iterate(field)
+        return beliefs
+
+    def iterate(self, field: Field) -> Iterator[Beliefs]:
+        """The beliefs after each of the T iterations."""
+        beliefs = self.initial_beliefs(field)
+        for step in range(self.rules.iterations):
+            beliefs = self._pass(field, step, beliefs)
+            yield beliefs
+
+    def initial_beliefs(self, field: Field) -> Beliefs:
+        """β⁰: nothing but, if asked for, the unary factors' messages."""
+        if self.rules.initial == "unary":
+            return Beliefs({"unary": self.stage(0)["unary"](field.features["unary"])}, {})
+        shape = (*field.like.shape[:3], self.rules.num_classes)
+        return Beliefs({"unary": field.like.new_zeros(shape)}, {})
+
+    def stage(self, step: int) -> Mapping[str, MessageEstimator]:
+        """The estimators of an iteration, by factor type."""
+        stage: Mapping[str, MessageEstimator] = self.estimators[0 if self.rules.tied else step]  # type: ignore[assignment]
+        return stage
+
+    def _pass(self, field: Field, step: int, previous: Beliefs) -> Beliefs:
+        """One synchronous iteration: every factor sends, then every node sums."""
+        stage = self.stage(step)
+        logits = previous.logits
+        last = step + 1 == self.rules.iterations
+        totals, messages = {"unary": stage["unary"](field.features["unary"])}, {}
+        for index, relation in enumerate(self.relations):
+            estimator, offsets = stage[relation.name], field.graph.offsets[index]
+            if relation.form == "box":
+                totals[relation.name] = self._box_total(field, relation.name, offsets, estimator, logits)
+                continue
+            mirror = field.graph.mirrors[index]
+            cavity = None
+            if (
+                mirror is not None
+                and (sent := previous.messages.get(self.relations[mirror].name)) is not None
+            ):
+                assert estimator.dependent is not None
+                places = field.graph.reverse_offsets[index]
+                assert places is not None
+                cavity = Cavity(estimator.dependent.weight, logits, sent, places)
+            receiver, sender = field.projections(relation.name, estimator)
+            if estimator.dependent is not None and cavity is None:
+                sender = sender + estimator.dependent(torch.log_softmax(logits, -1))
+            sender = field.silenced(sender)
+            scale = self.scale(field, offsets)
+            if not last and mirror is not None and self.rules.cavity == "factor":
+                sent = self._messages(field, receiver, sender, estimator, scale, offsets, cavity)
+                messages[relation.name] = sent
+                totals[relation.name] = sent.sum(1)
+                continue
+            active = (
+                relu_sum(receiver, sender, offsets)
+                if cavity is None
+                else cavity_sum(receiver, sender, offsets, cavity)
+            )
+            bias = field.count(offsets) * estimator.output.bias
+            totals[relation.name] = scale * (functional.linear(active, estimator.output.weight) + bias)
+        return Beliefs(totals, messages)
+
+    def _messages(
+        self,
+        field: Field,
+        receiver: Tensor,
+        sender: Tensor,
+        estimator: MessageEstimator,
+        scale: Tensor,
+        offsets: tuple[Offset, ...],
+        cavity: Cavity | None,
+    ) -> Tensor:
+        """Every message of a pairwise relation, (B, n, H, W, K)."""
+        shape = receiver.shape[:3]
+        talking = receiver.new_ones(shape) if field.talking is None else field.talking[..., 0]
+        output = Output(estimator.output.weight, estimator.output.bias, scale[..., 0].expand(shape), talking)
+        return edge_messages(receiver, sender, output, offsets, cavity)
+
+    def _box_total(
+        self,
+        field: Field,
+        name: str,
+        offsets: tuple[Offset, ...],
+        estimator: MessageEstimator,
+        logits: Tensor,
+    ) -> Tensor:
+        """The message of a node's one box factor, (B, H, W, K); 0 where the box holds no node."""
+        hidden = field.box_projections(name, offsets, estimator)
+        if estimator.dependent is not None:
+            hidden = hidden + estimator.dependent(self.box_dependent(field, offsets, logits))
+        message = estimator.output(torch.relu(hidden))
+        return torch.where(field.count(offsets) > 0, message, 0)
+
+    def box_dependent(self, field: Field, offsets: tuple[Offset, ...], logits: Tensor) -> Tensor:
+        """d of a box factor, which sends to its own node only and so has no cavity to leave out."""
+        total = box_sum(field.heard(torch.log_softmax(logits, -1)), offsets)
+        return total / field.count(offsets).clamp(min=1) if self.rules.dependent == "mean" else total
+
+    def scale(self, field: Field, offsets: tuple[Offset, ...]) -> Tensor:
+        """What a message to each node is multiplied with, (B or 1, H, W, 1)."""
+        count = field.count(offsets)
+        match self.rules.aggregation:
+            case "sum":
+                return torch.ones_like(count)
+            case "mean":
+                return 1 / count.clamp(min=1)
+            case "fixed":
+                return torch.full_like(count, 1 / max(len(offsets), 1))
+            case _:
+                return torch.full_like(count, 1 / max(len(offsets), 1) ** 0.5)
+
+    def features_by_type(self, features: Tensor | Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """One feature map per factor type, checked."""
+        if isinstance(features, Tensor):
+            features = dict.fromkeys(self.factor_types, features)
+        if missing := [name for name in self.factor_types if name not in features]:
+            raise InputError(
+                f"no features for {', '.join(missing)}; give one map for each of {self.factor_types}"
+            )
+        for values in {id(values): values for values in features.values()}.values():
+            if values.ndim != 4 or values.shape[1] != self.in_channels:
+                raise InputError(
+                    f"features have shape {tuple(values.shape)}; this head takes (batch, {self.in_channels}, "
+                    "height, width)"
+                )
+            if (
+                self.check_finite
+                and not torch.compiler.is_compiling()
+                and not bool(torch.isfinite(values).all())
+            ):
+                raise InputError(
+                    "features contain NaN or infinity; look for a diverged backbone (lower the learning "
+                    "rate) or a bad input image"
+                )
+        return {name: features[name] for name in self.factor_types}
+
+
+def _assembled(parts: list[tuple[Tensor | None, Tensor]], like: Tensor) -> Tensor:
+    """Puts the fields of a batch, (b, h, w, K), back together: (B, K, H, W), 0 at padding."""
+    maps = [(numbers, values.permute(0, 3, 1, 2)) for numbers, values in parts]
+    if len(maps) == 1 and maps[0][0] is None:
+        return maps[0][1]
+    images, _, height, width = like.shape
+    whole = maps[0][1].new_zeros(images, maps[0][1].shape[1], height, width)
+    for numbers, values in maps:
+        assert numbers is not None
+        grown = functional.pad(values, (0, width - values.shape[3], 0, height - values.shape[2]))
+        whole = whole.index_add(0, numbers, grown)
+    return whole

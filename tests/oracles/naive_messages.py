@@ -1,0 +1,103 @@
+"""Learned message passing written down from its definition: loops over nodes, factors and edges.
+
+Nothing is shared with the library but the parameters. It builds a list of factors, each with the nodes it
+touches and the nodes it sends to, concatenates the inputs of the estimator, and follows the equations
+
+    β_{F→p} = C2([f_p ; mean_{q∈F\\p} f_q ; d_pF]),  d_pF = Σ_{q∈F\\p} logsoftmax(Σ_{F'∈F_q\\F} β_{F'→q})
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from messagenet import MessagePassing
+
+Node = tuple[int, int]
+
+
+@dataclass
+class Factor:
+    scope: set[Node]
+    sends: dict[Node, str] = field(default_factory=dict)  # receiver -> estimator
+    joined: list[Node] = field(default_factory=list)
+
+
+def factors_of(height: int, width: int, relations, family: dict[str, str | None]) -> list[Factor]:
+    """`family` names the factors that two relations share; None for relations whose factors send one way."""
+    nodes = [(y, x) for y in range(height) for x in range(width)]
+    found: dict[object, Factor] = {("unary", p): Factor({p}, {p: "unary"}) for p in nodes}
+    for relation in relations:
+        offsets = relation.offsets_on(height, width)
+        for p in nodes:
+            senders = [(p[0] + dy, p[1] + dx) for dy, dx in offsets]
+            senders = [q for q in senders if q in nodes]
+            if relation.form == "box":
+                if senders:
+                    found[relation.name, p] = Factor({p, *senders}, {p: relation.name})
+                continue
+            for q in senders:
+                shared = family[relation.name]
+                key = (shared, frozenset((p, q))) if shared else (relation.name, p, q)
+                found.setdefault(key, Factor({p, q})).sends[p] = relation.name
+    return list(found.values())
+
+
+def concatenated(estimator, parts: list[Tensor]) -> Tensor:
+    layers = [estimator.receiver, estimator.sender, estimator.dependent]
+    weight = torch.cat([layer.weight for layer in layers if layer is not None], 1)
+    hidden = torch.clamp(weight @ torch.cat(parts) + estimator.receiver.bias, min=0)
+    return estimator.output.weight @ hidden + estimator.output.bias
+
+
+def naive_logits(head: MessagePassing, features: Tensor, family: dict[str, str | None]) -> Tensor:
+    """The head's logits for one image: features (r, H, W) → (K, H, W)."""
+    rules = head.rules
+    _, height, width = features.shape
+    nodes = [(y, x) for y in range(height) for x in range(width)]
+    factors = factors_of(height, width, head.relations, family)
+    zero = features.new_zeros(rules.num_classes)
+    box = {r.name: r.form == "box" for r in head.relations} | {"unary": True}
+    size = {r.name: len(r.offsets_on(height, width)) for r in head.relations}
+
+    def scale(name: str, p: Node) -> float:
+        if box[name]:
+            return 1.0
+        reaching = sum(1 for f in factors if f.sends.get(p) == name)
+        return {"sum": 1.0, "mean": 1 / reaching, "fixed": 1 / size[name], "sqrt": size[name] ** -0.5}[
+            rules.aggregation
+        ]
+
+    messages = {(i, p): zero for i, f in enumerate(factors) for p in f.sends}
+    if rules.initial == "unary":
+        for i, f in enumerate(factors):
+            for p, name in f.sends.items():
+                if name == "unary":
+                    messages[i, p] = concatenated(head.estimators[0]["unary"], [features[:, p[0], p[1]]])
+
+    for step in range(rules.iterations):
+        stage = head.estimators[0 if rules.tied else step]
+        received = {p: [(i, m) for (i, q), m in messages.items() if q == p] for p in nodes}
+        fresh = {}
+        for i, f in enumerate(factors):
+            for p, name in f.sends.items():
+                others = sorted(f.scope - {p})
+                parts = [features[:, p[0], p[1]]]
+                if others:
+                    parts.append(torch.stack([features[:, y, x] for y, x in others]).mean(0))
+                if others and (rules.iterations > 1 or rules.initial == "unary"):
+                    dependent = zero
+                    for q in others:
+                        skip = i if rules.cavity == "factor" else None
+                        told = sum((m for j, m in received[q] if j != skip), start=zero)
+                        dependent = dependent + torch.log_softmax(told, 0)
+                    if rules.dependent == "mean":
+                        dependent = dependent / len(others)
+                    parts.append(dependent)
+                fresh[i, p] = scale(name, p) * concatenated(stage[name], parts)
+        messages = fresh
+
+    logits = torch.stack([sum((m for (_, q), m in messages.items() if q == p), start=zero) for p in nodes], 1)
+    return logits.reshape(rules.num_classes, height, width)
