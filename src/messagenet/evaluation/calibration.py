@@ -1,0 +1,161 @@
+"""Calibration: do pixels predicted with confidence c turn out right a share c of the time?
+
+With c = max_k P(k) the confidence of a pixel and B_i the pixels whose confidence lies in the i-th of M equal
+bins (lower end excluded, upper end included),
+
+    ECE   = Σ_i |B_i| / n · | accuracy(B_i) − mean confidence(B_i) |
+    NLL   = − 1/n Σ log P(true class)               (P floored at the smallest normal float32)
+    Brier =   1/n Σ Σ_k (P(k) − [k = true class])²
+
+over the n pixels that are not void. All of them are sums over pixels, so a `Reliability` of two sets is the
+sum of theirs.
+
+Guo, Pleiss, Sun, Weinberger, "On calibration of modern neural networks", ICML 2017.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from messagenet.data.classes import VOID
+from messagenet.errors import InputError
+from messagenet.evaluation.arrays import Array, FloatArray, as_labels, as_marginals, same_shape
+from messagenet.evaluation.confusion import ratio
+
+BINS = 15
+"""Confidence bins of the reliability histogram unless told otherwise."""
+
+SUM_TOLERANCE = 1e-2
+"""How far a pixel's marginals may be from summing to one (half precision reaches about 4e-3)."""
+
+
+@dataclass(frozen=True)
+class Reliability:
+    """Sums over pixels from which every calibration figure follows.
+
+    Attributes:
+        counts: Pixels per confidence bin.
+        confidence: Sum of the confidences per bin.
+        correct: Pixels predicted right per bin.
+        log_loss: Sum of −log P(true class).
+        squared_error: Sum of squared errors of the marginals.
+    """
+
+    counts: tuple[int, ...]
+    confidence: tuple[float, ...]
+    correct: tuple[int, ...]
+    log_loss: float
+    squared_error: float
+
+    def __post_init__(self) -> None:
+        if not len(self.counts) == len(self.confidence) == len(self.correct) >= 1:
+            raise InputError("a reliability histogram needs counts, confidence and correct for the same bins")
+
+    @classmethod
+    def empty(cls, bins: int = BINS) -> Reliability:
+        """The histogram of no pixels, where a sum starts."""
+        if bins < 1:
+            raise InputError(f"bins is {bins}; give at least one confidence bin, such as {BINS}")
+        return cls((0,) * bins, (0.0,) * bins, (0,) * bins, 0.0, 0.0)
+
+    def __add__(self, other: Reliability) -> Reliability:
+        if len(self.counts) != len(other.counts):
+            raise InputError(
+                f"cannot add histograms of {len(self.counts)} and {len(other.counts)} bins; "
+                "score both with the same bins"
+            )
+        return Reliability(
+            tuple(a + b for a, b in zip(self.counts, other.counts, strict=True)),
+            tuple(a + b for a, b in zip(self.confidence, other.confidence, strict=True)),
+            tuple(a + b for a, b in zip(self.correct, other.correct, strict=True)),
+            self.log_loss + other.log_loss,
+            self.squared_error + other.squared_error,
+        )
+
+    @property
+    def pixels(self) -> int:
+        """Pixels counted."""
+        return sum(self.counts)
+
+    @property
+    def mean_confidence(self) -> FloatArray:
+        """Mean confidence per bin; nan for an empty one."""
+        return self._per_bin(self.confidence)
+
+    @property
+    def accuracy(self) -> FloatArray:
+        """Share of right pixels per bin; nan for an empty one."""
+        return self._per_bin(self.correct)
+
+    @property
+    def expected_calibration_error(self) -> float:
+        """The ECE, in [0, 1]; nan without pixels."""
+        gaps = np.abs(np.subtract(self.correct, self.confidence, dtype=np.float64))
+        return self._per_pixel(float(gaps.sum()))
+
+    @property
+    def negative_log_likelihood(self) -> float:
+        """Mean −log P(true class) in nats; nan without pixels."""
+        return self._per_pixel(self.log_loss)
+
+    @property
+    def brier_score(self) -> float:
+        """Mean squared error of the marginals, in [0, 2]; nan without pixels."""
+        return self._per_pixel(self.squared_error)
+
+    def _per_bin(self, sums: tuple[float, ...]) -> FloatArray:
+        return ratio(np.asarray(sums, np.float64), np.asarray(self.counts))
+
+    def _per_pixel(self, total: float) -> float:
+        return total / self.pixels if self.pixels else float("nan")
+
+
+def reliability(marginals: Array, truth: Array, bins: int = BINS, void: int = VOID) -> Reliability:
+    """Sorts the pixels of one image by confidence.
+
+    Args:
+        marginals: (K, height, width), summing to one over the classes.
+        truth: (height, width) labels.
+        bins: Number of equal confidence bins over (0, 1].
+        void: Label of the pixels to leave out.
+
+    >>> marginals = torch.tensor([[[0.9, 0.4]], [[0.1, 0.6]]])
+    >>> found = reliability(marginals, torch.tensor([[0, 0]]), bins=2)
+    >>> found.counts, found.correct, round(found.expected_calibration_error, 3)
+    ((0, 2), (0, 1), 0.25)
+    """
+    empty = Reliability.empty(bins)
+    p = as_marginals(marginals)
+    labels = as_labels(truth, "truth")
+    same_shape(tuple(p.shape[1:]), labels.shape)
+    t = torch.from_numpy(labels).to(p.device)
+    scored = t != void
+    t = t[scored]
+    if t.numel() == 0:
+        return empty
+    if not 0 <= int(t.min()) <= int(t.max()) < p.shape[0]:
+        raise InputError(
+            f"truth holds labels outside 0…{p.shape[0] - 1} (void is {void}); "
+            "check that marginals and masks share their classes"
+        )
+    # Reducing over the classes first and picking the scored pixels after is several times faster.
+    lowest, totals = p.amin(dim=0)[scored], p.sum(dim=0)[scored]  # (n,)
+    if not (bool(lowest.min() >= 0) and bool((totals - 1).abs().max() <= SUM_TOLERANCE)):
+        raise InputError("marginals must be ≥ 0 and sum to one over the classes; apply softmax to logits")
+
+    highest = p.max(dim=0)
+    confidence, right = highest.values[scored].double(), highest.indices[scored] == t
+    squares = p.square().sum(dim=0)[scored].double()
+    of_truth = p.flatten(1)[t, scored.flatten().nonzero()[:, 0]].double()
+    edges = torch.linspace(0, 1, bins + 1, dtype=torch.float64, device=p.device)
+    bin_of = torch.bucketize(confidence, edges[1:-1])
+    return Reliability(
+        tuple(torch.bincount(bin_of, minlength=bins).tolist()),
+        tuple(torch.bincount(bin_of, weights=confidence, minlength=bins).tolist()),
+        tuple(torch.bincount(bin_of[right], minlength=bins).tolist()),
+        -float(of_truth.clamp_min(torch.finfo(torch.float32).tiny).log().sum()),
+        float((squares - 2 * of_truth + 1).sum()),
+    )

@@ -1,0 +1,62 @@
+"""A small feature network that sees almost nothing but the node's own cell.
+
+Learned messages carry what a node cannot see for itself. To show that, in a test or in a demonstration, the
+features must be local: node (i, j) of this network depends on the pixels of its cell and on a margin of one
+pixel around it, and on nothing else,
+
+    rows  i·stride − 1  …  (i+1)·stride,      columns likewise,      receptive_field = stride + 2.
+
+Two habits of larger networks would let distant pixels in, and are avoided. Normalisation over space (batch,
+group or instance norm) ties every node to the whole image: here each node is normalised over its own channels
+(Ba, Kiros & Hinton, arXiv 1607.06450), which is also the same in training and evaluation. Zero padding tells
+border nodes where they are: here the border pixels are repeated instead.
+"""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from messagenet.errors import InputError
+from messagenet.models.backbones.contract import positive_integer
+
+
+class Tiny(nn.Module):
+    """Edges of 3×3 pixels, gathered over each cell, then mixed within the node.
+
+    Args:
+        width: Channels throughout, and of the result.
+        stride: Pixels per node: 4 or 8.
+
+    Attributes:
+        receptive_field: Side, in pixels, of the square a node sees, centred on its cell.
+
+    >>> import torch
+    >>> tiny = Tiny(width=16)
+    >>> tiny(torch.zeros(1, 3, 33, 17)).shape
+    torch.Size([1, 16, 9, 5])
+    >>> tiny.receptive_field
+    6
+    """
+
+    def __init__(self, width: int = 32, stride: int = 4) -> None:
+        super().__init__()
+        if positive_integer("stride", stride) not in (4, 8):
+            raise InputError(f"stride of the tiny backbone must be 4 or 8, not {stride!r}")
+        self.channels = positive_integer("width", width)
+        self.stride = stride
+        self.receptive_field = stride + 2
+        self.edges = nn.Conv2d(3, width, 3, padding=1, padding_mode="replicate")
+        self.gather = nn.Conv2d(width, width, stride, stride=stride)
+        self.norm = nn.LayerNorm(width)
+        self.mix = nn.Conv2d(width, width, 1)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Maps images (B, 3, H, W) to features (B, width, ⌈H/stride⌉, ⌈W/stride⌉)."""
+        height, width = images.shape[-2:]
+        missing = (0, -width % self.stride, 0, -height % self.stride)
+        whole_cells = F.pad(images, missing, mode="replicate")  # (B, 3, h·stride, w·stride)
+        edges = F.relu(self.edges(whole_cells))  # (B, width, h·stride, w·stride)
+        nodes = self.gather(edges).permute(0, 2, 3, 1)  # (B, h, w, width)
+        nodes = F.relu(self.norm(nodes)).permute(0, 3, 1, 2)  # (B, width, h, w)
+        return F.relu(self.mix(nodes))

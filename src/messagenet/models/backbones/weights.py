@@ -1,0 +1,102 @@
+"""Published weights: reading them from disk safely and putting every tensor where it belongs.
+
+A file of weights comes from someone else, so two things are never taken on trust. It is read without running
+any code it may carry (safetensors, or `torch.load` restricted to tensors). And it must match: a tensor that
+is missing, left over or of another shape stops the loading, before anything has been overwritten.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from messagenet.errors import InputError
+
+_NAMES_SHOWN = 3
+
+
+def read_state_dict(path: str | Path) -> dict[str, Tensor]:
+    """Reads named tensors from a .safetensors file, or from a .pth / .pt file that holds only tensors."""
+    path = Path(path)
+    if not path.is_file():
+        raise InputError(f"there is no weights file {path}: check the path")
+    if path.suffix not in (".safetensors", ".pth", ".pt"):
+        raise InputError(f"cannot read weights from {path}: the name must end in .safetensors, .pth or .pt")
+    try:
+        if path.suffix == ".safetensors":
+            content: object = load_file(path)
+        else:
+            content = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # a damaged pickle can fail in any way at all
+        raise InputError(
+            f"cannot read weights from {path}: it is damaged or holds more than tensors, so fetch it again"
+        ) from error
+    return check_state_dict(content, str(path))
+
+
+def check_state_dict(content: object, origin: str) -> dict[str, Tensor]:
+    """Returns `content` if it is a plain dictionary of named tensors, and refuses it otherwise."""
+    if not isinstance(content, dict) or not content:
+        raise InputError(f"{origin} holds no dictionary of tensors: save model.state_dict() there")
+    for name, value in content.items():
+        if not isinstance(name, str) or not isinstance(value, Tensor):
+            raise InputError(f"{origin} holds {name!r}, which is no tensor: save model.state_dict() there")
+    return dict(content)
+
+
+def fill(
+    module: nn.Module,
+    source: Mapping[str, Tensor],
+    names: Mapping[str, str],
+    *,
+    ignored: Sequence[str],
+    origin: str,
+) -> list[str]:
+    """Copies tensors into a module, all of them or none.
+
+    Values are converted to the module's own precision, so half-precision files serve a float32 network.
+
+    Args:
+        module: The network to fill.
+        source: The tensors to take values from, under the names of whoever published them.
+        names: For each entry of the module's state dict to fill, its name in `source`.
+        ignored: Beginnings of the source names that the module has knowingly no use for.
+        origin: Where the tensors came from, for error messages.
+
+    Returns:
+        The names of the module's parameters that `names` leaves out: they keep their random values.
+
+    >>> layer = nn.Linear(2, 1)
+    >>> published = {"w": torch.ones(1, 2), "classifier.w": torch.ones(9)}
+    >>> fill(layer, published, {"weight": "w"}, ignored=["classifier."], origin="x.pth")
+    ['bias']
+    >>> fill(layer, {"v": torch.ones(1, 2)}, {"weight": "w"}, ignored=[], origin="x.pth")
+    Traceback (most recent call last):
+    messagenet.errors.InputError: the weights of x.pth do not fit Linear: missing w; unknown v
+    """
+    own = module.state_dict()
+    wanted = set(names.values())
+    missing = sorted(wanted - set(source))
+    unknown = sorted(name for name in set(source) - wanted if not name.startswith(tuple(ignored)))
+    misshapen = [
+        f"{theirs} {tuple(source[theirs].shape)} instead of {tuple(own[ours].shape)}"
+        for ours, theirs in names.items()
+        if theirs in source and source[theirs].shape != own[ours].shape
+    ]
+    problems = (("missing", missing), ("unknown", unknown), ("wrong shape", misshapen))
+    found = [f"{problem} {_shortened(culprits)}" for problem, culprits in problems if culprits]
+    if found:
+        raise InputError(f"the weights of {origin} do not fit {type(module).__name__}: {'; '.join(found)}")
+    module.load_state_dict({ours: source[theirs] for ours, theirs in names.items()}, strict=False)
+    return [name for name, _ in module.named_parameters() if name not in names]
+
+
+def _shortened(names: Sequence[str]) -> str:
+    """Lists the first few names and counts the rest, to keep an error on one line."""
+    shown = ", ".join(names[:_NAMES_SHOWN])
+    rest = len(names) - _NAMES_SHOWN
+    return f"{shown} and {rest} more" if rest > 0 else shown

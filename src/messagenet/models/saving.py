@@ -1,0 +1,135 @@
+"""Saved models: a folder with `config.json` (what to build) and `model.safetensors` (its parameters).
+
+Nothing in it is executed on loading. Reading is strict: an unknown or missing setting or parameter is refused
+by name, and so is a file that does not belong to the configuration beside it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as dump_tensors
+from torch import nn
+
+from messagenet.data.classes import Classes
+from messagenet.errors import InputError, nearest
+from messagenet.files import write_atomically
+from messagenet.graph import Relation
+
+if TYPE_CHECKING:
+    from messagenet.models.message_net import MessageNet
+
+FORMAT = 1
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
+KEYS = ("format", "model", "classes", "relations", "settings")
+
+
+def save_model(net: MessageNet, folder: str | Path) -> Path:
+    """Writes a model's configuration and parameters; each file appears whole or not at all."""
+    folder = Path(folder)
+    config = {
+        "format": FORMAT,
+        "model": type(net).__name__,
+        "classes": {"names": net.classes.names, "colours": net.classes.colours},
+        "relations": [relation.to_dict() for relation in net.relations],
+        "settings": net.settings,
+    }
+    state = {name: values.detach().contiguous().cpu() for name, values in net.state_dict().items()}
+    write_atomically(folder / WEIGHTS, dump_tensors(state))
+    write_atomically(folder / CONFIG, (json.dumps(config, indent=2) + "\n").encode())
+    return folder
+
+
+def load_model(
+    folder: str | Path, kinds: Mapping[str, type[MessageNet]], backbone: nn.Module | None = None
+) -> MessageNet:
+    """Builds the model that `save_model` wrote, ready for prediction (`eval` mode)."""
+    folder = Path(folder)
+    config = read_config(folder)
+    if config["model"] not in kinds:
+        raise InputError(
+            f"{folder / CONFIG}: unknown model {config['model']!r}; {nearest(config['model'], kinds)}"
+        )
+    settings = dict(config["settings"])
+    name = settings.pop("backbone", None)
+    if name is None and backbone is None:
+        raise InputError(
+            f"{folder} was saved with a backbone of its owner's; pass it: from_pretrained(folder, backbone=...)"
+        )
+    classes = Classes(tuple(config["classes"]["names"]), tuple(map(tuple, config["classes"]["colours"])))
+    relations = [Relation.from_dict(values) for values in config["relations"]]
+    net = _build(kinds[config["model"]], folder, backbone or name, classes, relations, settings)
+    _load_weights(net, folder / WEIGHTS)
+    return net.eval()
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The configuration of a saved model, checked for unknown and missing entries."""
+    path = folder / CONFIG
+    if not path.is_file():
+        raise InputError(
+            f"{folder} holds no model: there is no {CONFIG} in it; give the folder that was saved to"
+        )
+    try:
+        config = json.loads(path.read_text())
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} is not valid json ({error}); save the model again") from error
+    for key in config:
+        if key not in KEYS:
+            raise InputError(f"{path}: unknown entry {key!r}; {nearest(key, KEYS)}")
+    if missing := [key for key in KEYS if key not in config]:
+        raise InputError(f"{path} lacks {', '.join(missing)}; save the model again")
+    if config["format"] != FORMAT:
+        raise InputError(
+            f"{path} has format {config['format']}, this version reads {FORMAT}; update messagenet"
+        )
+    return dict(config)
+
+
+def _build(
+    kind: type[MessageNet],
+    folder: Path,
+    backbone: str | nn.Module,
+    classes: Classes,
+    relations: list[Relation],
+    settings: dict[str, Any],
+) -> MessageNet:
+    try:
+        return kind(backbone, classes, relations, **settings)
+    except TypeError as error:
+        raise InputError(f"{folder / CONFIG}: a setting is unknown ({error}); update messagenet") from error
+
+
+def _load_weights(net: nn.Module, path: Path) -> None:
+    if not path.is_file():
+        raise InputError(
+            f"there is no {path.name} beside the configuration in {path.parent}; copy both files"
+        )
+    try:
+        state = load_tensors(path.read_bytes())
+    except SafetensorError as error:
+        raise InputError(f"{path} is damaged ({error}); copy it again") from error
+    own = net.state_dict()
+    if unknown := sorted(set(state) - set(own)):
+        raise InputError(f"{path} holds parameters that the model has not: {_some(unknown)}; wrong {CONFIG}?")
+    if missing := sorted(set(own) - set(state)):
+        raise InputError(f"{path} lacks parameters of the model: {_some(missing)}; wrong {CONFIG}?")
+    for name, values in state.items():
+        if values.shape != own[name].shape:
+            raise InputError(
+                f"{path}: {name} has shape {tuple(values.shape)}, the model needs {tuple(own[name].shape)}; "
+                f"wrong {CONFIG}?"
+            )
+    dtypes = {values.dtype for values in state.values() if values.is_floating_point()}
+    if len(dtypes) == 1:
+        net.to(dtypes.pop())
+    net.load_state_dict(state)
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

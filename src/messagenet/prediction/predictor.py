@@ -1,0 +1,137 @@
+"""One image in, labels or marginals out: any size, tiled when large, with optional test-time augmentation.
+
+Everything is joined at the nodes. Several views of an image (mirrored, at other scales) give the mean of
+their node marginals, P = ¹⁄V Σ_v P_v, each brought to the node grid of the image itself; log P then takes the
+place of the logits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from messagenet.errors import InputError
+from messagenet.models import MessageNet
+from messagenet.prediction.enlarge import pixel_strips
+from messagenet.prediction.tiles import joined_logits
+
+Image = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class Views:
+    """Test-time augmentation and tiling.
+
+    Attributes:
+        flip: Also predict the mirror image.
+        scales: Sizes at which to predict.
+        tile: Largest side, in pixels, that is predicted in one piece; larger images are tiled.
+        overlap: How far tiles overlap, in pixels.
+    """
+
+    flip: bool = False
+    scales: tuple[float, ...] = (1.0,)
+    tile: int = 1024
+    overlap: int = 256
+
+    def __post_init__(self) -> None:
+        if not self.scales or min(self.scales) <= 0:
+            raise InputError(f"scales are {self.scales}; give positive factors such as 0.75, 1, 1.25")
+        if self.tile < 64 or not 0 <= self.overlap <= self.tile // 2:
+            raise InputError(
+                f"tile is {self.tile} and overlap {self.overlap} pixels; a tile has at least 64 and overlaps "
+                "by at most half of itself"
+            )
+
+
+class Predictor:
+    """A model ready to segment images.
+
+    >>> import numpy as np
+    >>> predictor = Predictor(MessageNet("tiny", 3, hidden=8))
+    >>> predictor.labels(np.zeros((30, 45, 3), np.uint8)).shape
+    (30, 45)
+
+    Args:
+        net: The model; it is put into evaluation mode.
+        views: Test-time augmentation and tiling.
+    """
+
+    def __init__(self, net: MessageNet, views: Views | None = None) -> None:
+        self.net = net.eval()
+        self.views = views or Views()
+
+    def labels(self, image: Image) -> Image:
+        """The most probable class of every pixel, uint8 (H, W)."""
+        logits = self.node_logits(image)
+        strips = pixel_strips(logits, (image.shape[0], image.shape[1]), self.net.stride)
+        return np.concatenate([strip.argmax(0).to(torch.uint8).cpu().numpy() for strip in strips])
+
+    def marginals(self, image: Image) -> Tensor:
+        """P(y | x) at every pixel, (K, H, W)."""
+        logits = self.node_logits(image)
+        strips = pixel_strips(logits, (image.shape[0], image.shape[1]), self.net.stride)
+        return torch.cat([torch.softmax(strip, 0) for strip in strips], 1)
+
+    @torch.inference_mode()
+    def node_logits(self, image: Image) -> Tensor:
+        """Logits at the nodes, (K, h, w), joined from all tiles and views."""
+        if image.ndim != 3 or image.shape[2] != 3 or image.dtype != np.uint8:
+            raise InputError(
+                f"an image must be RGB bytes (height, width, 3), not {image.dtype} {image.shape}"
+            )
+        pixels = torch.from_numpy(np.ascontiguousarray(image.transpose(2, 0, 1)))[None]
+        views = [self._view(pixels, scale, flip) for scale in self.views.scales for flip in self._flips]
+        if len(views) == 1 and self.views.scales == (1.0,):
+            return views[0][0]
+        size = tuple(-(-side // self.net.stride) for side in image.shape[:2])
+        node_size = (int(size[0]), int(size[1]))
+        marginals = [torch.softmax(_resized(view, node_size), 1) for view in views]
+        return torch.stack(marginals).mean(0).clamp(min=1e-12).log()[0]
+
+    @property
+    def _flips(self) -> Sequence[bool]:
+        return (False, True) if self.views.flip else (False,)
+
+    def _view(self, pixels: Tensor, scale: float, flip: bool) -> Tensor:
+        """Node logits (1, K, h, w) of one view."""
+        if scale != 1:
+            size = [max(1, round(side * scale)) for side in pixels.shape[2:]]
+            pixels = functional.interpolate(pixels.float(), size, mode="bilinear", antialias=scale < 1)
+            pixels = pixels.round().clamp(0, 255).to(torch.uint8)
+        if flip:
+            pixels = pixels.flip(3)
+        net, views = self.net, self.views
+        if max(pixels.shape[2:]) > views.tile:
+            logits = joined_logits(pixels, self._run, views.tile, views.overlap, net.stride)
+        else:
+            logits = self._run(pixels)
+        return self._mirrored(logits, pixels.shape[3]) if flip else logits
+
+    def _run(self, pixels: Tensor) -> Tensor:
+        parameter = next(self.net.parameters())
+        images = pixels.to(parameter.device).to(parameter.dtype) / 255
+        logits: Tensor = self.net(images)
+        return logits.float()
+
+    def _mirrored(self, logits: Tensor, width: int) -> Tensor:
+        """Node logits of a mirrored image, turned back: its cells start at the other edge of the image."""
+        nodes, stride = logits.shape[3], self.net.stride
+        centres = (torch.arange(nodes, device=logits.device) + 0.5) * stride
+        places = (width - centres) / stride - 0.5
+        before = places.floor().clamp(0, nodes - 1).long()
+        after = (before + 1).clamp(max=nodes - 1)
+        share = (places - before).clamp(0, 1).to(logits.dtype)
+        return torch.lerp(logits[..., before], logits[..., after], share)
+
+
+def _resized(logits: Tensor, size: tuple[int, int]) -> Tensor:
+    if tuple(logits.shape[2:]) == size:
+        return logits
+    return functional.interpolate(logits, size, mode="bilinear", align_corners=False)

@@ -1,0 +1,23 @@
+"""Results to look at: pictures of labels, plots of scores, and one self-contained HTML file."""
+
+from messagenet.report.contact import contact_sheet
+from messagenet.report.html import Example, write_report
+from messagenet.report.pictures import colourise, entropy, entropy_picture, overlay, save_palette_png
+from messagenet.report.plots import class_iou_plot, confusion_plot, reliability_plot, trimap_plot
+from messagenet.report.sheet import picture_sheet
+
+__all__ = [
+    "Example",
+    "class_iou_plot",
+    "colourise",
+    "confusion_plot",
+    "contact_sheet",
+    "entropy",
+    "entropy_picture",
+    "overlay",
+    "picture_sheet",
+    "reliability_plot",
+    "save_palette_png",
+    "trimap_plot",
+    "write_report",
+]

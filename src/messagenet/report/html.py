@@ -1,0 +1,209 @@
+"""The evaluation as one HTML file that needs nothing else: tables, plots, and the worst and best images.
+
+Pictures are embedded, plots are inline SVG, there are no scripts, fonts or addresses. Several methods can be
+compared; images are ranked by the last of them, the one the report is about.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+from messagenet.data.classes import Classes
+from messagenet.errors import InputError
+from messagenet.evaluation.arrays import Array
+from messagenet.evaluation.summary import Scores
+from messagenet.evaluation.table import Row, as_named, class_rows, shared_classes, summary_rows
+from messagenet.files import write_atomically
+from messagenet.report import plots
+from messagenet.report.pictures import as_picture, palette_image, ramp_picture
+from messagenet.report.style import CSS
+
+LONGEST_SIDE = 480
+CRISP_BELOW = 200
+
+
+@dataclass(frozen=True, eq=False)
+class Example:
+    """One image to show.
+
+    Attributes:
+        name: As it was scored; its rank is looked up by it.
+        image: uint8 (height, width, 3), or a PIL image.
+        truth: (height, width) labels.
+        predictions: Labels by method, shown in this order.
+        entropy: (height, width) uncertainty in [0, 1], from `report.pictures.entropy`.
+    """
+
+    name: str
+    image: Array | Image.Image
+    truth: Array
+    predictions: Mapping[str, Array]
+    entropy: npt.NDArray[np.floating] | None = None
+
+
+def write_report(
+    scores: Scores | Mapping[str, Scores],
+    examples: Sequence[Example],
+    path: str | Path,
+    *,
+    classes: Classes,
+    title: str = "Evaluation",
+    shown: int = 5,
+) -> Path:
+    """Writes the report and returns where it is.
+
+    Args:
+        scores: Of one method, or of several by name.
+        examples: Images to choose from; the `shown` worst and best are taken, no image twice.
+        path: The HTML file; it appears complete or not at all.
+        classes: Names and colours; must be those of the scores.
+        title: Heading of the page.
+        shown: How many images at either end.
+    """
+    named = as_named(scores)
+    if shared_classes(named) != tuple(classes.names):
+        raise InputError(
+            "the scores have other classes than the report; pass the classes they were made with"
+        )
+    worst, best = _ends(tuple(named.values())[-1], examples, shown)
+    sections = [
+        _section("Scores", _tables(named, classes)),
+        _section("Plots", f'<div class="plots">{"".join(_plots(named))}</div>'),
+        *(
+            _section(heading, "".join(_example(each, named, classes) for each in chosen))
+            for heading, chosen in (("Worst images", worst), ("Best images", best))
+            if chosen
+        ),
+    ]
+    page = (
+        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{escape(title)}</title>\n<style>{CSS}</style>\n</head>\n<body>\n"
+        f'<header><h1>{escape(title)}</h1><p class="lead">{_lead(named)}</p></header>\n'
+        f"<main>\n{''.join(sections)}</main>\n</body>\n</html>\n"
+    )
+    return write_atomically(path, page.encode())
+
+
+def _ends(
+    scores: Scores, examples: Sequence[Example], shown: int
+) -> tuple[Sequence[Example], Sequence[Example]]:
+    by_name = {example.name: example for example in examples}
+    ranked = [by_name[image.name] for image in scores.ranked() if image.name in by_name]
+    if examples and not ranked:
+        raise InputError("none of the examples was scored; name them as the images were named when scored")
+    split = min(shown, (len(ranked) + 1) // 2)
+    return ranked[:split], ranked[split:][-shown:][::-1] if shown else []
+
+
+def _lead(named: Mapping[str, Scores]) -> str:
+    scores = tuple(named.values())[-1]
+    iou = "no pixels" if scores.mean_iou is None else f"mean IoU {scores.mean_iou:.1%}"
+    of = f" ({escape(tuple(named)[-1])})" if len(named) > 1 else ""
+    return f"{len(scores.images):,} images, {len(scores.class_names)} classes, {iou}{of}"
+
+
+def _section(heading: str, content: str) -> str:
+    return f"<section>\n<h2>{escape(heading)}</h2>\n{content}\n</section>\n"
+
+
+def _tables(named: Mapping[str, Scores], classes: Classes) -> str:
+    swatches = [
+        f'<span class="swatch" style="background:rgb{colour}" aria-hidden="true"></span>'
+        for colour in classes.colours
+    ]
+    per_set = summary_rows(named)
+    whole = _table("Whole set", tuple(named), per_set, [""] * len(per_set))
+    by_class = _table("IoU by class", tuple(named), class_rows(named), swatches)
+    return f'<div class="tables">{whole}{by_class}</div>'
+
+
+def _table(caption: str, methods: Sequence[str], rows: Sequence[Row], marks: Sequence[str]) -> str:
+    head = "".join(f'<th scope="col">{escape(method)}</th>' for method in methods)
+    body = []
+    for row, mark in zip(rows, marks, strict=True):
+        cells = zip(row.cells, row.winners, strict=True)
+        shown = "".join(f"<td><strong>{c}</strong></td>" if won else f"<td>{c}</td>" for c, won in cells)
+        body.append(f'<tr><th scope="row">{mark}{escape(row.label)}</th>{shown}</tr>')
+    return (
+        f'<div class="scroll"><table><caption>{escape(caption)}</caption>'
+        f"<thead><tr><td></td>{head}</tr></thead><tbody>{''.join(body)}</tbody></table></div>"
+    )
+
+
+def _plots(named: Mapping[str, Scores]) -> list[str]:
+    drawn = [("iou", plots.class_iou_plot(named), "IoU of each class.")]
+    if any(scores.bands for scores in named.values()):
+        caption = "Mean IoU near object boundaries, by the width of the band around them."
+        drawn.append(("trimap", plots.trimap_plot(named), caption))
+    if any(scores.reliability for scores in named.values()):
+        caption = "Reliability: on the diagonal, confidence equals accuracy. Larger dots hold more pixels."
+        drawn.append(("reliability", plots.reliability_plot(named), caption))
+    for index, (name, scores) in enumerate(named.items()):
+        of = f" ({name})" if len(named) > 1 else ""
+        caption = f"Confusion{of}: where the pixels of each true class went, in % of the class."
+        drawn.append((f"confusion{index}", plots.confusion_plot(scores), caption))
+    return [
+        f'<figure><div role="img" aria-label="{escape(caption)}">{plots.figure_svg(figure, prefix)}</div>'
+        f"<figcaption>{escape(caption)}</figcaption></figure>"
+        for prefix, figure, caption in drawn
+    ]
+
+
+def _example(example: Example, named: Mapping[str, Scores], classes: Classes) -> str:
+    per_image = {
+        method: {image.name: image.mean_iou for image in scores.images}.get(example.name)
+        for method, scores in named.items()
+    }
+    found = {method: iou for method, iou in per_image.items() if iou is not None}
+    numbers = ", ".join(
+        f"{escape(method)} {iou:.1%}" if len(named) > 1 else f"{iou:.1%}" for method, iou in found.items()
+    )
+    tiles = [
+        ("image", as_picture(example.image)),
+        ("truth", palette_image(example.truth, classes)),
+        *((method, palette_image(mask, classes)) for method, mask in example.predictions.items()),
+    ]
+    if example.entropy is not None:
+        tiles.append(("entropy", ramp_picture(example.entropy)))
+    shown = "".join(
+        f"<figure>{_img(picture, f'{what} of {example.name}')}<figcaption>{escape(what)}</figcaption>"
+        "</figure>"
+        for what, picture in tiles
+    )
+    return (
+        f'<figure class="example"><figcaption>{escape(example.name)}, mean IoU {numbers}</figcaption>'
+        f'<div class="tiles">{shown}</div></figure>'
+    )
+
+
+def _img(picture: Image.Image, alt: str) -> str:
+    """An embedded picture: labels and small pictures exactly, photographs as JPEG."""
+    labels = picture.mode == "P"
+    if max(picture.size) > LONGEST_SIDE:
+        ratio = LONGEST_SIDE / max(picture.size)
+        size = (max(1, round(picture.width * ratio)), max(1, round(picture.height * ratio)))
+        picture = picture.resize(size, Image.Resampling.NEAREST if labels else Image.Resampling.LANCZOS)
+    small = max(picture.size) < CRISP_BELOW
+    content = io.BytesIO()
+    if labels or small:
+        kind = "png"
+        picture.save(content, format="PNG", optimize=True)
+    else:
+        kind = "jpeg"
+        picture.save(content, format="JPEG", quality=88)
+    data = base64.b64encode(content.getvalue()).decode()
+    crisp = ' class="crisp"' if labels or small else ""
+    return (
+        f'<img{crisp} src="data:image/{kind};base64,{data}" alt="{escape(alt)}" '
+        f'width="{picture.width}" height="{picture.height}" loading="lazy">'
+    )

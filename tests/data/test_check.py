@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from messagenet.data import FolderData, Restricted, SyntheticScenes, VocData, check_data, open_data
+
+
+def test_a_clean_folder(folder: Path) -> None:
+    report = check_data(folder)
+    assert report.ok
+    assert (report.count, report.labelled) == (10, 10)
+    assert report.sizes == {(6, 4): 10}
+    assert report.pixels.tolist() == [60, 60, 60]
+    assert report.images.tolist() == [10, 10, 10]
+    assert report.void_pixels == 60
+    assert "no problems found" in report.summary()
+    assert " 25.00%" in report.summary()
+
+
+def test_every_problem_is_collected(
+    folder: Path, save_mask: Callable[..., Path], save_image: Callable[..., Path]
+) -> None:
+    (folder / "masks" / "0.png").unlink()
+    (folder / "images" / "1.jpg").write_bytes(b"nonsense")
+    (folder / "masks" / "1.png").write_bytes(b"")
+    save_mask(folder / "masks" / "2.png", np.full((4, 6), 9))
+    save_mask(folder / "masks" / "3.png", np.zeros((5, 6)))
+    save_mask(folder / "masks" / "orphan.png", np.zeros((4, 6)))
+    save_image(folder / "images" / "4.png")
+    report = check_data(str(folder))
+    expected = [
+        "4.jpg and 4.png have the same name",
+        "0.jpg has no mask",
+        "orphan.png has no image",
+        "1.jpg is not an image",
+        "1.png is empty",
+        "2.png holds ids outside 0..2: 9 (24 pixels)",
+        "3.png is 6x5",
+    ]
+    assert len(report.problems) == len(expected)
+    for text in expected:
+        assert any(text in problem for problem in report.problems), text
+    assert not report.ok
+    assert "7 problems:" in report.summary()
+    assert "no problems" not in report.summary()
+
+
+def test_of_any_data_set(devkit: Path) -> None:
+    assert check_data("synthetic:3").labelled == 3
+    (devkit / "JPEGImages" / "a.jpg").unlink()
+    voc = VocData(devkit)
+    assert len(check_data(voc).problems) == 1
+    assert len(check_data(Restricted(voc, ["dog", "cat"])).problems) == 1
+
+
+def test_problems_found_on_opening_survive_restriction(folder: Path) -> None:
+    (folder / "masks" / "0.png").unlink()
+    lenient = open_data(folder, split=None, keep=["road", "sky"], strict=False)
+    assert "0.jpg has no mask" in check_data(lenient).problems[0]
+
+
+def test_counts_agree_with_the_masks() -> None:
+    data = SyntheticScenes(5, size=48)
+    masks = np.stack([sample.mask for sample in data])
+    report = check_data(data)
+    assert report.pixels.tolist() == [int((masks == label).sum()) for label in range(9)]
+    assert report.images.tolist() == [int((masks == label).any((1, 2)).sum()) for label in range(9)]
+
+
+def test_notes(folder: Path, save_mask: Callable[..., Path]) -> None:
+    for number in range(10):
+        save_mask(folder / "masks" / f"{number}.png", np.array([[0, 255, 0, 255, 0, 0]] * 4), "L")
+    report = check_data(folder)
+    assert report.ok
+    assert "never occurs: road, sky" in report.notes[0]
+    assert "`object 255 255 255`" in report.notes[1]
+    (folder / "classes.txt").write_text("background 0 0 0\nobject 255 255 255\n")
+    assert check_data(folder).notes == []
+
+
+def test_unlabelled(folder: Path) -> None:
+    (folder / "masks").rename(folder / "unused")
+    report = check_data(FolderData(folder))
+    assert report.ok
+    assert "predicted, not scored" in report.summary()
+
+
+def test_long_lists_are_shortened(folder: Path) -> None:
+    for number in range(30):
+        (folder / "images" / f"x{number}.jpg").write_bytes(b"")
+        (folder / "masks" / f"x{number}.png").write_bytes(b"")
+    report = check_data(folder)
+    assert len(report.problems) == 60
+    assert "… and 40 more" in report.summary()
+
+
+def test_progress() -> None:
+    seen: list[tuple[int, int]] = []
+    check_data("synthetic:3", progress=lambda done, total: seen.append((done, total)))
+    assert seen == [(1, 3), (2, 3), (3, 3)]
+
+
+@pytest.mark.parametrize("spec", ["folder:{}", "{}"])
+def test_class_list_is_still_needed(folder: Path, spec: str) -> None:
+    (folder / "classes.txt").unlink()
+    with pytest.raises(ValueError, match="no class list"):
+        check_data(spec.format(folder))

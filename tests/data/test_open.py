@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from messagenet.data import FolderData, Joined, SbdData, SyntheticScenes, VocData, open_data
+from messagenet.data.open import FORMS
+from messagenet.errors import InputError
+
+
+def test_synthetic() -> None:
+    assert len(open_data("synthetic")) == 2000
+    assert len(open_data("synthetic", "val")) == 200
+    data = open_data("synthetic:7", "test", seed=4)
+    assert len(data) == 7
+    assert np.array_equal(data[3].image, SyntheticScenes(7, seed=4, split="test")[3].image)
+
+
+def test_folders_by_name_and_by_layout(folder: Path, devkit: Path, sbd: Path) -> None:
+    for kind, place, expected in (
+        ("folder", folder, FolderData),
+        ("voc", devkit, VocData),
+        ("sbd", sbd, SbdData),
+    ):
+        for spec in (f"{kind}:{place}", str(place), place):
+            assert type(open_data(spec)) is expected
+    assert len(open_data(f"folder:{folder}", "val")) + len(open_data(folder)) == 10
+    assert len(open_data(devkit, "val")) == 2
+
+
+def test_train_aug_from_both_releases(devkit: Path, sbd: Path) -> None:
+    spec = f"voc:{devkit},{sbd}"
+    assert isinstance(open_data(spec, "trainaug"), Joined)
+    assert len(open_data(spec, "train_aug")) == 5
+    assert len(open_data(spec, "val")) == 2
+
+
+def test_train_aug_from_a_list(devkit: Path) -> None:
+    with pytest.raises(InputError, match=r"has no trainaug\.txt; give SBD as well: voc:.*,SBD_DIR"):
+        open_data(f"voc:{devkit}", "train_aug")
+    (devkit / "ImageSets" / "Segmentation" / "trainaug.txt").write_text("a\nd\n")
+    assert len(open_data(f"voc:{devkit}", "train_aug")) == 2
+
+
+def test_settings_reach_the_data(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "list.txt").write_text("one\ntwo\n")
+    data = open_data(f"folder:{folder}", classes=tmp_path / "list.txt", void_values=[2])
+    assert data.classes.names == ("one", "two")
+    assert set(np.unique(data[0].mask)) == {0, 1, 255}
+    kept = open_data(f"folder:{folder}", keep=["sky", "road"], rest="background")
+    assert kept.classes.names == ("background", "sky", "road")
+
+
+@pytest.mark.parametrize("spec", ["nowhere", "flder:x", "", "folder:", "synthetc"])
+def test_bad_specifications_list_the_forms(spec: str) -> None:
+    with pytest.raises(InputError) as raised:
+        open_data(spec)
+    assert all(form in str(raised.value) for form in FORMS)
+
+
+def test_other_refusals(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match='did you mean "folder"'):
+        open_data("flder:x")
+    with pytest.raises(InputError, match="not laid out as a data set"):
+        open_data(tmp_path)
+    with pytest.raises(InputError, match="needs a number of scenes"):
+        open_data("synthetic:many")
+    with pytest.raises(InputError, match="no split"):
+        open_data("synthetic", "dev")
+    (tmp_path / "list.txt").write_text("one\ntwo\n")
+    with pytest.raises(InputError, match="classes of their own"):
+        open_data("synthetic", classes=tmp_path / "list.txt")

@@ -1,0 +1,429 @@
+"""The feature networks: sizes, strides, what a node sees, and the arithmetic of each architecture."""
+
+from __future__ import annotations
+
+import itertools
+from fractions import Fraction
+from math import ceil
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from messagenet.errors import InputError
+from messagenet.models.backbones import (
+    BACKBONES,
+    IMAGENET_MEAN,
+    IMAGENET_STD,
+    VGG16,
+    Backbone,
+    EfficientNetLite0,
+    Tiny,
+    build_backbone,
+    check_backbone,
+)
+from messagenet.models.backbones.efficientnet_lite import _dilated
+from messagenet.models.backbones.vgg16 import _resized
+
+SMALL: dict[str, dict[str, object]] = {
+    "vgg16": {"fc6_channels": 8, "fc6_kernel": 3},
+    "efficientnet_lite0": {"width": 24},
+    "tiny": {"width": 8},
+}
+STRIDES = {"vgg16": Fraction(160, 12), "efficientnet_lite0": Fraction(16), "tiny": Fraction(4)}
+
+
+@pytest.fixture(scope="module")
+def networks() -> dict[str, nn.Module]:
+    torch.manual_seed(0)
+    return {name: build_backbone(name, **options).eval() for name, options in SMALL.items()}
+
+
+def test_every_backbone_is_under_test() -> None:
+    assert set(SMALL) == set(BACKBONES) == set(STRIDES)
+
+
+# The contract, for every backbone.
+
+
+@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("size", [(1, 1), (17, 33), (48, 20)])
+def test_any_size_gives_one_node_per_stride(
+    networks: dict[str, nn.Module], name: str, size: tuple[int, int]
+) -> None:
+    network = networks[name]
+    with torch.no_grad():
+        features = network(torch.randn(2, 3, *size))
+    nodes = [ceil(side / STRIDES[name]) for side in size]
+    assert network.stride == pytest.approx(float(STRIDES[name]))
+    assert features.shape == (2, network.channels, *nodes)
+    assert features.isfinite().all()
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_gradient_reaches_every_parameter_and_the_image(name: str) -> None:
+    torch.manual_seed(1)
+    network = build_backbone(name, **SMALL[name]).train()
+    images = torch.randn(2, 3, 40, 40, requires_grad=True)
+    features = network(images)
+    (features * torch.randn_like(features)).sum().backward()
+    silent = [n for n, p in network.named_parameters() if p.grad is None or not p.grad.abs().sum() > 0]
+    assert silent == []
+    assert images.grad is not None
+    assert images.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_state_dict_carries_the_whole_network(networks: dict[str, nn.Module], name: str) -> None:
+    torch.manual_seed(2)
+    copy = build_backbone(name, **SMALL[name]).eval()
+    images = torch.randn(1, 3, 20, 36)
+    with torch.no_grad():
+        expected = networks[name](images)
+        assert not torch.equal(copy(images), expected)
+        copy.load_state_dict(networks[name].state_dict())
+        assert torch.equal(copy(images), expected)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_images_of_a_batch_do_not_meet_in_evaluation(networks: dict[str, nn.Module], name: str) -> None:
+    images = torch.randn(2, 3, 24, 24)
+    with torch.no_grad():
+        together = networks[name](images)
+        alone = torch.cat([networks[name](image[None]) for image in images])
+    torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_shipped_backbones_meet_their_own_contract(networks: dict[str, nn.Module], name: str) -> None:
+    check_backbone(networks[name])
+
+
+def test_a_network_of_ones_own_qualifies() -> None:
+    class Pixels(nn.Module):
+        channels = 3
+        stride = 1
+
+        def forward(self, images: Tensor) -> Tensor:
+            return images
+
+    own: Backbone = Pixels()
+    check_backbone(own)
+
+
+@pytest.mark.parametrize(
+    ("attributes", "named"),
+    [
+        ({"stride": 4}, "channels"),
+        ({"channels": 4}, "stride"),
+        ({"channels": 4.5, "stride": 4}, "channels"),
+        ({"channels": True, "stride": 4}, "channels"),
+        ({"channels": 4, "stride": 0}, "stride"),
+        ({"channels": 4, "stride": "four"}, "stride"),
+    ],
+)
+def test_check_names_what_is_missing(attributes: dict[str, object], named: str) -> None:
+    module = nn.Identity()
+    for attribute, value in attributes.items():
+        setattr(module, attribute, value)
+    with pytest.raises(InputError, match=named):
+        check_backbone(module)
+
+
+def test_check_refuses_what_is_no_module() -> None:
+    with pytest.raises(InputError, match=r"nn\.Module, not function"):
+        check_backbone(lambda images: images)
+
+
+# Building by name.
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("vgg19", {}, 'did you mean "vgg16"'),
+        ("tiny", {"with": 8}, 'did you mean "width"'),
+        ("tiny", {"width": {1, 2}}, "json"),
+        ("tiny", {"width": 0}, "width"),
+        ("tiny", {"width": "8"}, "width"),
+        ("tiny", {"stride": 5}, "4 or 8"),
+        ("tiny", {"stride": 4.0}, "stride"),
+        ("vgg16", {"fc6_kernel": 4}, "odd"),
+        ("vgg16", {"fc6_channels": -1}, "fc6_channels"),
+        ("vgg16", {"scales": []}, "scales"),
+        ("vgg16", {"scales": 1.0}, "scales"),
+        ("vgg16", {"scales": [1.0, -0.5]}, "scales"),
+        ("vgg16", {"scales": [1.0, "0.5"]}, "scales"),
+        ("efficientnet_lite0", {"levels": [3, 8]}, "levels"),
+        ("efficientnet_lite0", {"levels": [3, 3]}, "levels"),
+        ("efficientnet_lite0", {"levels": [3.0]}, "levels"),
+        ("efficientnet_lite0", {"levels": []}, "levels"),
+        ("efficientnet_lite0", {"levels": 5}, "levels"),
+        ("efficientnet_lite0", {"output_stride": 8}, "16 or 32"),
+        ("efficientnet_lite0", {"frozen_norm": "yes"}, "frozen_norm"),
+    ],
+)
+def test_bad_requests_are_refused_in_one_line(name: str, options: dict[str, object], message: str) -> None:
+    with pytest.raises(InputError, match=message) as caught:
+        build_backbone(name, **options)
+    assert "\n" not in str(caught.value)
+
+
+# VGG-16.
+
+TORCHVISION_FEATURES = {
+    0: (64, 3), 2: (64, 64), 5: (128, 64), 7: (128, 128), 10: (256, 128), 12: (256, 256), 14: (256, 256),
+    17: (512, 256), 19: (512, 512), 21: (512, 512), 24: (512, 512), 26: (512, 512), 28: (512, 512),
+}  # fmt: skip
+TORCHVISION_POOLS = (4, 9, 16, 23, 30)
+
+
+def test_vgg16_numbers_its_layers_as_torchvision_does(networks: dict[str, nn.Module]) -> None:
+    shapes = {
+        name: tuple(t.shape) for name, t in networks["vgg16"].state_dict().items() if "features" in name
+    }
+    expected: dict[str, tuple[int, ...]] = {}
+    for n, (outputs, inputs) in TORCHVISION_FEATURES.items():
+        expected |= {f"features.{n}.weight": (outputs, inputs, 3, 3), f"features.{n}.bias": (outputs,)}
+    assert shapes == expected
+
+
+def test_vgg16_at_one_scale_is_the_published_sequence_of_layers() -> None:
+    torch.manual_seed(3)
+    network = VGG16(scales=[1.0], fc6_channels=8, fc6_kernel=3)
+    values = network.state_dict()
+    images = torch.randn(1, 3, 35, 50)
+
+    def convolved(x: Tensor, layer: str) -> Tensor:
+        weight = values[f"{layer}.weight"]
+        return F.conv2d(x, weight, values[f"{layer}.bias"], padding=weight.shape[-1] // 2).relu()
+
+    x = images
+    for index in range(31):
+        if index in TORCHVISION_FEATURES:
+            x = convolved(x, f"features.{index}")
+        elif index == 30:
+            x = F.max_pool2d(x, 3, 1, 1)
+        elif index in TORCHVISION_POOLS:
+            bottom, right = x.shape[-2] % 2, x.shape[-1] % 2
+            x = F.max_pool2d(F.pad(x, (0, right, 0, bottom), value=-torch.inf), 2)
+    for index in (0, 2, 4):
+        x = convolved(x, f"block6.0.{index}")
+    with torch.no_grad():
+        torch.testing.assert_close(network(images), x)
+
+
+def test_vgg16_shares_the_trunk_and_concatenates_the_scales() -> None:
+    torch.manual_seed(4)
+    both = VGG16(scales=[0.5, 1.0], fc6_channels=8, fc6_kernel=1)
+    images = torch.randn(1, 3, 64, 96)
+    maps = []
+    for index, scale in enumerate(both.scales):
+        single = VGG16(scales=[scale], fc6_channels=8, fc6_kernel=1)
+        single.features.load_state_dict(both.features.state_dict())
+        single.block6[0].load_state_dict(both.block6[index].state_dict())
+        with torch.no_grad():
+            maps.append(single(images))
+    assert [tuple(m.shape[-2:]) for m in maps] == [(2, 3), (4, 6)]
+    small = F.interpolate(maps[0], (4, 6), mode="bilinear", align_corners=False)
+    with torch.no_grad():
+        torch.testing.assert_close(both(images), torch.cat([small, maps[1]], dim=1))
+
+
+@given(side=st.integers(1, 400), tenths=st.integers(1, 20))
+@example(side=50, tenths=11)
+@settings(max_examples=30, deadline=None)
+def test_vgg16_sizes_are_exact_whatever_binary_fractions_do(side: int, tenths: int) -> None:
+    with torch.device("meta"):
+        network = VGG16(scales=[tenths / 10], fc6_channels=1, fc6_kernel=1)
+        images = torch.empty(1, 3, side, 1)
+        assert _resized(images, tenths / 10).shape[-2] == ceil(Fraction(side * tenths, 10))
+        assert network(images).shape[-2] == ceil(Fraction(side * tenths, 160))
+
+
+def test_vgg16_has_the_size_of_the_paper() -> None:
+    trunk = 14_714_688
+    block6 = 4096 * (512 * 49 + 1) + 512 * (4096 * 9 + 1) + 512 * (512 * 9 + 1)
+    with torch.device("meta"):
+        network = build_backbone("vgg16")
+    assert network.channels == 3 * 512
+    assert network.get_parameter("block6.2.0.weight").shape == (4096, 512, 7, 7)
+    assert sum(p.numel() for p in network.parameters()) == trunk + 3 * block6
+
+
+# EfficientNet-Lite0.
+
+
+def test_efficientnet_lite0_has_the_published_number_of_weights() -> None:
+    network = EfficientNetLite0(width=8)
+    trunk = sum(p.numel() for part in (network.stem, network.blocks) for p in part.parameters())
+    classifier = 320 * 1280 + 2 * 1280 + 1280 * 1000 + 1000
+    assert trunk + classifier == 4_652_008
+
+
+def _seeded(network: EfficientNetLite0) -> EfficientNetLite0:
+    """Gives the norms statistics that are not the trivial ones, the same for every network of one shape."""
+    generator = torch.Generator().manual_seed(5)
+    for module in network.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.running_mean.uniform_(-0.2, 0.2, generator=generator)  # type: ignore[union-attr]
+            module.running_var.uniform_(0.3, 1.2, generator=generator)  # type: ignore[union-attr]
+            nn.init.uniform_(module.bias, -0.3, 0.3, generator=generator)
+        elif isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, generator=generator)
+    return network.double().eval()
+
+
+def _tensorflow_same(x: Tensor, weight: Tensor, stride: int, groups: int) -> Tensor:
+    """Convolution with the padding rule of TensorFlow's "SAME", as its documentation states it."""
+    pads = []
+    for side in (x.shape[-1], x.shape[-2]):
+        total = max((ceil(side / stride) - 1) * stride + weight.shape[-1] - side, 0)
+        pads += [total // 2, total - total // 2]
+    return F.conv2d(F.pad(x, pads), weight, stride=stride, groups=groups)
+
+
+def test_efficientnet_lite0_at_stride_32_is_the_classifier_trunk() -> None:
+    network = _seeded(EfficientNetLite0(levels=[7], output_stride=32))
+    values = network.state_dict()
+    images = torch.randn(1, 3, 64, 96, dtype=torch.float64, generator=torch.Generator().manual_seed(6))
+
+    def layer(x: Tensor, name: str, stride: int = 1, groups: int = 1) -> Tensor:
+        x = _tensorflow_same(x, values[f"{name}.convolution.weight"], stride, groups)
+        mean, var, scale, shift = (
+            values[f"{name}.norm.{entry}"].view(-1, 1, 1)
+            for entry in ("running_mean", "running_var", "weight", "bias")
+        )
+        normalised: Tensor = (x - mean) / (var + 1e-3).sqrt() * scale + shift
+        return normalised
+
+    x = layer(images * network.scale + network.offset, "stem", stride=2).clamp(0, 6)
+    strides = {1: 2, 3: 2, 5: 2, 11: 2}
+    for block in range(16):
+        inputs = x
+        if block > 0:
+            x = layer(x, f"blocks.{block}.expand").clamp(0, 6)
+        x = layer(x, f"blocks.{block}.depthwise", strides.get(block, 1), groups=x.shape[1]).clamp(0, 6)
+        x = layer(x, f"blocks.{block}.project")
+        if x.shape == inputs.shape:
+            x = x + inputs
+    with torch.no_grad():
+        (deepest,) = network.level_maps(images)
+    assert deepest.shape == (1, 320, 2, 3)
+    torch.testing.assert_close(deepest, x)
+
+
+def test_efficientnet_lite0_takes_colours_to_the_range_of_its_weights() -> None:
+    network = EfficientNetLite0(width=4, levels=[1])
+    mean, std = (torch.tensor(values).view(3, 1, 1) for values in (IMAGENET_MEAN, IMAGENET_STD))
+    rgb = torch.rand(3, 5, 5)
+    received = (rgb - mean) / std
+    torch.testing.assert_close(received * network.scale + network.offset, (255 * rgb - 127) / 128)
+
+
+def test_dilation_keeps_the_classifier_features_at_one_node_in_four() -> None:
+    strided = _seeded(EfficientNetLite0(width=4, levels=[7], output_stride=32))
+    dilated = EfficientNetLite0(width=4, levels=[7]).double().eval()
+    dilated.load_state_dict(strided.state_dict())
+    images = torch.randn(1, 3, 96, 64, dtype=torch.float64)
+    with torch.no_grad():
+        (coarse,), (fine,) = strided.level_maps(images), dilated.level_maps(images)
+    torch.testing.assert_close(fine[..., 1::2, 1::2], coarse)
+
+
+@given(
+    size=st.tuples(st.integers(1, 9), st.integers(1, 9)), kernel=st.sampled_from([3, 5]), d=st.integers(2, 3)
+)
+@settings(max_examples=25, deadline=None)
+def test_phases_convolve_as_a_dilated_kernel_does(size: tuple[int, int], kernel: int, d: int) -> None:
+    plain = nn.Conv2d(4, 4, kernel, padding=kernel // 2, groups=4, bias=False, dtype=torch.float64)
+    x = torch.randn(2, 4, *size, dtype=torch.float64, requires_grad=True)
+    ours = _dilated(plain, x, d)
+    theirs = F.conv2d(x, plain.weight, padding=kernel // 2 * d, dilation=d, groups=4)
+    torch.testing.assert_close(ours, theirs)
+    upstream = torch.randn_like(ours)
+    for gradient, expected in zip(
+        torch.autograd.grad(ours, (x, plain.weight), upstream),
+        torch.autograd.grad(theirs, (x, plain.weight), upstream),
+        strict=True,
+    ):
+        torch.testing.assert_close(gradient, expected)
+
+
+def test_incomplete_cells_are_filled_so_that_other_nodes_do_not_move() -> None:
+    network = _seeded(EfficientNetLite0(width=8, levels=[3]))
+    images = torch.randn(1, 3, 160, 160, dtype=torch.float64)
+    with torch.no_grad():
+        whole, cut = network(images), network(images[..., :145, :145])
+    assert whole.shape == cut.shape == (1, 8, 10, 10)
+    torch.testing.assert_close(cut[..., :7, :7], whole[..., :7, :7])
+
+
+@pytest.mark.parametrize("levels", [[2], [7, 1], [3, 5]])
+@pytest.mark.parametrize("output_stride", [16, 32])
+def test_levels_are_averaged_projected_and_summed(levels: list[int], output_stride: int) -> None:
+    network = _seeded(EfficientNetLite0(width=8, levels=levels, output_stride=output_stride))
+    assert len(network.blocks) == {2: 3, 7: 16, 5: 11}[max(levels)]
+    images = torch.randn(1, 3, 70, 40, dtype=torch.float64)
+    with torch.no_grad():
+        expected: Tensor | float = 0.0
+        for number, level in zip(sorted(levels), network.level_maps(images), strict=True):
+            nodes = (ceil(70 / output_stride), ceil(40 / output_stride))
+            expected = expected + network.fusion[str(number)](F.adaptive_avg_pool2d(level, nodes))
+        assert isinstance(expected, Tensor)
+        torch.testing.assert_close(network(images), expected.relu())
+
+
+def test_frozen_norms_keep_their_statistics_in_training() -> None:
+    def drift(frozen: bool) -> tuple[bool, bool]:
+        network = EfficientNetLite0(width=8, levels=[2], frozen_norm=frozen).train()
+        before = {name: value.clone() for name, value in network.named_buffers()}
+        network(torch.randn(2, 3, 64, 64))
+        moved = {name for name, value in network.named_buffers() if not torch.equal(value, before[name])}
+        return any("fusion" not in name for name in moved), any("fusion" in name for name in moved)
+
+    assert drift(frozen=True) == (False, True)
+    assert drift(frozen=False) == (True, True)
+
+
+# Tiny.
+
+
+@pytest.mark.parametrize("stride", [4, 8])
+def test_tiny_sees_exactly_its_receptive_field(stride: int) -> None:
+    torch.manual_seed(7)
+    network = Tiny(width=16, stride=stride).double()
+    images = torch.randn(1, 3, 5 * stride, 4 * stride, dtype=torch.float64, requires_grad=True)
+    margin = (network.receptive_field - stride) // 2
+    for row, column in itertools.product(range(5), range(4)):
+        (gradient,) = torch.autograd.grad(network(images)[0, :, row, column].sum(), images)
+        seen = gradient.abs().sum((0, 1)) > 0
+        expected = torch.zeros_like(seen)
+        top, left = max(row * stride - margin, 0), max(column * stride - margin, 0)
+        expected[top : (row + 1) * stride + margin, left : (column + 1) * stride + margin] = True
+        assert torch.equal(seen, expected)
+
+
+@pytest.mark.parametrize("stride", [4, 8])
+def test_tiny_ignores_what_happens_outside_its_receptive_field(stride: int) -> None:
+    torch.manual_seed(8)
+    network = Tiny(stride=stride)
+    images = torch.randn(1, 3, 6 * stride, 6 * stride)
+    disturbed = 100 * torch.randn_like(images)
+    field = slice(2 * stride - 1, 3 * stride + 1)
+    disturbed[..., field, field] = images[..., field, field]
+    with torch.no_grad():
+        assert torch.equal(network(images)[..., 2, 2], network(disturbed)[..., 2, 2])
+        assert not torch.equal(network(images)[..., 2, 3], network(disturbed)[..., 2, 3])
+
+
+def test_tiny_does_not_know_where_it_is_nor_whether_it_trains() -> None:
+    network = Tiny()
+    flat = torch.randn(1, 3, 1, 1).expand(1, 3, 22, 31)
+    with torch.no_grad():
+        features = network.train()(flat)
+        assert torch.equal(features, network.eval()(flat))
+    torch.testing.assert_close(features, features[..., :1, :1].expand_as(features))

@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from messagenet import InputError, surrounding
+from messagenet.learning import upsample
+from messagenet.models import MessageNet, UnaryNet
+from messagenet.prediction import Predictor, Views, predict_files, score
+from messagenet.prediction.enlarge import pixel_strips
+from messagenet.prediction.tiles import joined_logits, spans
+
+
+@pytest.fixture
+def net():
+    torch.manual_seed(0)
+    return MessageNet("tiny", 3, [surrounding(cells=3)], hidden=8)
+
+
+def picture(height, width, seed=0):
+    return np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("size", "stride"), [((37, 50), 4.0), ((16, 16), 16.0), ((41, 30), 40 / 3), ((1, 1), 8.0)]
+)
+def test_strips_equal_one_enlargement(size, stride):
+    nodes = [int(-(-side // stride)) for side in size]
+    logits = torch.randn(1, 5, *nodes, dtype=torch.float64)
+    whole = upsample(logits, size, stride)[0]
+    strips = torch.cat(list(pixel_strips(logits[0], size, stride, rows=7)), 1)
+    tolerance = (
+        1e-6 if stride == int(stride) else 0.05
+    )  # a fractional stride is rounded to whole pixels in `upsample`
+    torch.testing.assert_close(strips, whole, rtol=tolerance, atol=tolerance * float(whole.abs().max()))
+
+
+@pytest.mark.parametrize("size", [(30, 45), (4, 4), (1, 1), (33, 7)])
+def test_prediction_has_the_size_of_the_image(net, size):
+    predictor = Predictor(net)
+    image = picture(*size)
+    marginals = predictor.marginals(image)
+    assert marginals.shape == (3, *size)
+    torch.testing.assert_close(marginals.sum(0), torch.ones(size))
+    expected = net.marginals(torch.from_numpy(image).permute(2, 0, 1)[None] / 255)[0]
+    torch.testing.assert_close(marginals, expected.detach(), rtol=1e-4, atol=1e-5)
+    assert (predictor.labels(image) == marginals.argmax(0).numpy()).all()
+
+
+def test_tiles_of_a_local_network_equal_the_whole():
+    torch.manual_seed(0)
+    net = UnaryNet("tiny", 4, hidden=8)  # a node sees one pixel beyond its cell
+    image = picture(150, 203)
+    whole = Predictor(net, Views(tile=4096)).node_logits(image)
+    tiled = Predictor(net, Views(tile=64, overlap=16)).node_logits(image)
+    assert tiled.shape == whole.shape
+    torch.testing.assert_close(tiled, whole, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("stride", [4.0, 16.0, 40 / 3])
+def test_tiles_of_a_constant_are_constant(stride):
+    def run(tile):
+        size = [int(-(-side // stride)) for side in tile.shape[2:]]
+        return torch.ones(1, 2, *size)
+
+    joined = joined_logits(torch.zeros(1, 3, 333, 479), run, 160, 48, stride)
+    torch.testing.assert_close(joined, torch.ones_like(joined))
+    assert abs(joined.shape[2] * stride - 333) <= 2 * stride
+
+
+@pytest.mark.parametrize("length", [1, 47, 48, 49, 63, 64, 65, 100, 333, 1000])
+def test_spans_cover_and_overlap(length):
+    windows = spans(length, 48, 16, 16)
+    assert windows[0][0] == 0
+    assert windows[-1][1] == length
+    for (_, end), (start, _) in pairwise(windows):
+        assert start % 16 == 0
+        assert end - start >= 16
+
+
+def test_flipped_view_of_a_mirrored_image_is_the_same(net):
+    image = picture(24, 40)
+    predictor = Predictor(net, Views(flip=True))
+    straight = predictor.marginals(image)
+    mirrored = predictor.marginals(np.ascontiguousarray(image[:, ::-1])).flip(2)
+    torch.testing.assert_close(straight, mirrored, rtol=1e-3, atol=1e-3)
+
+
+def test_scales_average_marginals(net):
+    image = picture(24, 40)
+    marginals = Predictor(net, Views(scales=(0.5, 1.0, 1.5), flip=True)).marginals(image)
+    assert marginals.shape == (3, 24, 40)
+    torch.testing.assert_close(marginals.sum(0), torch.ones(24, 40), rtol=1e-4, atol=1e-4)
+
+
+def test_files_are_written_in_every_kind(net, tmp_path):
+    for name in ("a/one.png", "b/one.jpg"):
+        (tmp_path / name).parent.mkdir()
+        Image.fromarray(picture(20, 31)).save(tmp_path / name)
+    out = tmp_path / "out"
+    written = predict_files(
+        Predictor(net), [tmp_path / "a", tmp_path / "b"], out, ["mask", "overlay", "entropy", "probs", "voc"]
+    )
+    names = {str(path.relative_to(out)) for path in written}
+    assert {"a/one.png", "b/one.png", "a/one.overlay.png", "b/one.npz", "a/one.entropy.png"} <= names
+    mask = Image.open(out / "a/one.png")
+    assert mask.mode == "P"
+    assert mask.size == (31, 20)
+    stored = np.load(out / "a/one.npz", allow_pickle=False)
+    assert stored["marginals"].shape == (3, 20, 31)
+    assert (np.asarray(mask) == stored["marginals"].argmax(0)).mean() > 0.99
+    assert (out / "results/VOC2012/Segmentation/comp6_test_cls/one.png").exists()
+
+
+def test_bad_input_names_the_fix(net, tmp_path):
+    predictor = Predictor(net)
+    (tmp_path / "words.jpg").write_text("not a picture")
+    with pytest.raises(InputError, match=r"words\.jpg"):
+        predict_files(predictor, [tmp_path / "words.jpg"], tmp_path / "out")
+    with pytest.raises(InputError, match="did you mean"):
+        predict_files(predictor, [tmp_path], tmp_path / "out", ["masks"])
+    with pytest.raises(InputError, match="RGB bytes"):
+        predictor.labels(np.zeros((4, 4), np.uint8))
+    with pytest.raises(InputError, match="at most half"):
+        Views(tile=100, overlap=80)
+    assert not (tmp_path / "out").exists()
+
+
+def test_score_needs_the_models_classes(net):
+    from messagenet.data import SyntheticScenes
+
+    with pytest.raises(InputError, match="3 classes, the data 9"):
+        score(Predictor(net), SyntheticScenes(1))
