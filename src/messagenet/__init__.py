@@ -1,29 +1,72 @@
-"""Learned message passing for structured prediction, in PyTorch."""
+"""Learned message passing for structured prediction, in PyTorch.
+
+The public names are loaded on first use, so that importing the package (and asking a command for help) does not
+wait for PyTorch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from messagenet._version import __version__
 from messagenet.errors import InputError
-from messagenet.estimators import MessagePassing
-from messagenet.graph import (
-    GridGraph,
-    Relation,
-    above,
-    below,
-    four_neighbours,
-    left,
-    right,
-    surrounding,
-)
+
+if TYPE_CHECKING:
+    from messagenet.estimators import MessagePassing, received_messages
+    from messagenet.graph import (
+        GridGraph,
+        Relation,
+        above,
+        below,
+        four_neighbours,
+        left,
+        right,
+        surrounding,
+    )
+    from messagenet.models import MessageNet, UnaryNet
+    from messagenet.prediction import Predictor
+
+_HOME = {
+    "MessagePassing": "estimators",
+    "received_messages": "estimators",
+    "GridGraph": "graph",
+    "Relation": "graph",
+    "above": "graph",
+    "below": "graph",
+    "four_neighbours": "graph",
+    "left": "graph",
+    "right": "graph",
+    "surrounding": "graph",
+    "MessageNet": "models",
+    "UnaryNet": "models",
+    "Predictor": "prediction",
+}
 
 __all__ = [
     "GridGraph",
     "InputError",
+    "MessageNet",
     "MessagePassing",
+    "Predictor",
     "Relation",
+    "UnaryNet",
     "__version__",
     "above",
     "below",
     "four_neighbours",
     "left",
+    "received_messages",
     "right",
     "surrounding",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'messagenet' has no attribute {name!r}")
+    value = getattr(import_module(f"messagenet.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -92,7 +92,7 @@ def test_silent_senders_add_nothing_and_get_no_gradient():
 
 def test_operator_passes_torchs_own_checks():
     arguments = [torch.randn(2, 3, 4, 5, dtype=torch.float64, requires_grad=True) for _ in range(2)]
-    torch.library.opcheck(torch.ops.messagenet.relu_sum, (*arguments, [0, 1, -1, 0]))
+    torch.library.opcheck(torch.ops.messagenet.relu_sum, (*arguments, [-1, 0, 0, 0, 1, 1]))
     assert torch.autograd.gradcheck(lambda p, q: relu_sum(p, q, ((0, 1), (-1, 0))), arguments)
 
 

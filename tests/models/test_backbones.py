@@ -427,3 +427,17 @@ def test_tiny_does_not_know_where_it_is_nor_whether_it_trains() -> None:
         features = network.train()(flat)
         assert torch.equal(features, network.eval()(flat))
     torch.testing.assert_close(features, features[..., :1, :1].expand_as(features))
+
+
+def test_lite0_frozen_stages_keep_their_weights_and_statistics() -> None:
+    network = EfficientNetLite0(width=8, levels=[2, 3], frozen_stages=2).train()
+    before = {name: values.clone() for name, values in network.state_dict().items()}
+    optimiser = torch.optim.SGD([p for p in network.parameters() if p.requires_grad], lr=1.0)
+    network(torch.randn(2, 3, 32, 32)).square().sum().backward()
+    optimiser.step()
+    changed = {name for name, values in network.state_dict().items() if not torch.equal(values, before[name])}
+    frozen = ("stem.", "blocks.0.", "blocks.1.", "blocks.2.")
+    assert not [name for name in changed if name.startswith(frozen)]
+    assert [name for name in changed if name.startswith("blocks.3.")]
+    with pytest.raises(InputError, match="from 0 to 3"):
+        EfficientNetLite0(levels=[2, 3], frozen_stages=4)

@@ -13,13 +13,14 @@ and `torch.export`. A sender that must stay silent (padding) has Q = −∞: rel
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from messagenet.estimators.backends import Offsets, backend_for
-from messagenet.estimators.operators import register_operator, working_dtype
+from messagenet.estimators.operators import register_operator, remembered, working_dtype
 
 
 def relu_sum(receiver: Tensor, sender: Tensor, offsets: Offsets) -> Tensor:
@@ -36,44 +37,60 @@ def relu_sum(receiver: Tensor, sender: Tensor, offsets: Offsets) -> Tensor:
     >>> relu_sum(ones, ones, ((0, 1), (1, 0))).flatten().tolist()      # right and below neighbours
     [4.0, 2.0, 2.0, 0.0]
     """
-    flat = [component for offset in offsets for component in offset]
     dtype = working_dtype(receiver, sender)
-    total: Tensor = torch.ops.messagenet.relu_sum(receiver.to(dtype), sender.to(dtype), flat)
+    total: Tensor = torch.ops.messagenet.relu_sum(receiver.to(dtype), sender.to(dtype), as_runs(offsets))
     return total.to(receiver.dtype)
 
 
-def _pairs(flat: Sequence[int]) -> Offsets:
-    return tuple(zip(flat[::2], flat[1::2], strict=True))
+@remembered
+def as_runs(offsets: Offsets) -> list[int]:
+    """Offsets as runs (dy, first dx, last dx), flat: far fewer numbers for an operator to be called with.
+
+    >>> as_runs(((0, 1), (-1, 0), (0, -1), (-1, 1)))
+    [-1, 0, 1, 0, -1, -1, 0, 1, 1]
+    """
+    runs: list[list[int]] = []
+    for dy, dx in sorted(offsets):
+        if runs and runs[-1][0] == dy and runs[-1][2] == dx - 1:
+            runs[-1][2] = dx
+        else:
+            runs.append([dy, dx, dx])
+    return [number for run in runs for number in run]
 
 
-def _total(receiver: Tensor, sender: Tensor, offsets: Sequence[int]) -> Tensor:
-    return backend_for(receiver).total(receiver, sender, _pairs(offsets))
+@lru_cache(maxsize=512)
+def from_runs(runs: tuple[int, ...]) -> Offsets:
+    """The offsets that `as_runs` wrote, in ascending order."""
+    rows = zip(runs[::3], runs[1::3], runs[2::3], strict=True)
+    return tuple((dy, dx) for dy, first, last in rows for dx in range(first, last + 1))
 
 
-def _gradients(
-    grad: Tensor, receiver: Tensor, sender: Tensor, offsets: Sequence[int]
-) -> tuple[Tensor, Tensor]:
-    return backend_for(receiver).gradients(grad, receiver, sender, _pairs(offsets))
+def _total(receiver: Tensor, sender: Tensor, runs: Sequence[int]) -> Tensor:
+    return backend_for(receiver).total(receiver, sender, from_runs(tuple(runs)))
+
+
+def _gradients(grad: Tensor, receiver: Tensor, sender: Tensor, runs: Sequence[int]) -> tuple[Tensor, Tensor]:
+    return backend_for(receiver).gradients(grad, receiver, sender, from_runs(tuple(runs)))
 
 
 def _keep(ctx: Any, inputs: tuple[Tensor, Tensor, Sequence[int]], output: Tensor) -> None:
-    receiver, sender, ctx.offsets = inputs
+    receiver, sender, ctx.runs = inputs
     ctx.save_for_backward(receiver, sender)
 
 
 def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
-    to_receiver, to_sender = torch.ops.messagenet.relu_sum_backward(grad, *ctx.saved_tensors, ctx.offsets)
+    to_receiver, to_sender = torch.ops.messagenet.relu_sum_backward(grad, *ctx.saved_tensors, ctx.runs)
     return to_receiver, to_sender, None
 
 
 register_operator(
-    "relu_sum(Tensor receiver, Tensor sender, int[] offsets) -> Tensor",
+    "relu_sum(Tensor receiver, Tensor sender, int[] runs) -> Tensor",
     _total,
-    fake=lambda receiver, sender, offsets: torch.empty_like(receiver),
+    fake=lambda receiver, sender, runs: torch.empty_like(receiver),
 )
 register_operator(
-    "relu_sum_backward(Tensor grad, Tensor receiver, Tensor sender, int[] offsets) -> (Tensor, Tensor)",
+    "relu_sum_backward(Tensor grad, Tensor receiver, Tensor sender, int[] runs) -> (Tensor, Tensor)",
     _gradients,
-    fake=lambda grad, receiver, sender, offsets: (torch.empty_like(receiver), torch.empty_like(sender)),
+    fake=lambda grad, receiver, sender, runs: (torch.empty_like(receiver), torch.empty_like(sender)),
 )
 torch.library.register_autograd("messagenet::relu_sum", _backward, setup_context=_keep)

@@ -187,7 +187,14 @@ def _accumulate(mode: int, here: Tensor, there: Tensor, weights: Tensor, offsets
     out = torch.empty_like(here)
     images, *shape = here.shape
     flat = [values.detach().view(-1).numpy() for values in (here, there, weights)]
-    arguments: tuple[Any, ...] = (mode, *flat, tuple(shape), *grouped(offsets), out.view(-1).numpy())
+    arguments: tuple[Any, ...] = (
+        mode,
+        *flat,
+        tuple(shape),
+        *grouped(offsets),
+        out.view(-1).numpy(),
+        flat[0].dtype.type(1),
+    )
     rows = images * shape[0]
     parts = min(torch.get_num_threads(), rows) if out.numel() * len(offsets) > 1 << 18 else 1
     edges = [rows * part // parts for part in range(parts + 1)]

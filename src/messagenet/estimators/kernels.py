@@ -23,7 +23,9 @@ from numba import njit, uint64
 RELU, COUNT, GATHER = 0, 1, 2
 
 # Indices are unsigned below: Numba then leaves out its test for negative ones, and the loops vectorise.
-_compiled = njit(nogil=True, cache=True)
+# Sums are written x · one + y with one = 1 known only at run time: exact, and, fused into multiply-adds, they
+# run on the multipliers while the adders form p + q, a third faster than additions alone.
+_compiled = njit(nogil=True, cache=True, fastmath={"contract"})
 
 
 @_compiled
@@ -35,15 +37,15 @@ def _relu_one(a, b, out, i, j, size):
 
 
 @_compiled
-def _relu_four(a, b, out, i, j0, j1, j2, j3, size):
+def _relu_four(a, b, out, i, j0, j1, j2, j3, size, one):
     zero = a.dtype.type(0)
     for k in range(size):
         x = a[uint64(i + k)]
         t0, t1 = x + b[uint64(j0 + k)], x + b[uint64(j1 + k)]
         t2, t3 = x + b[uint64(j2 + k)], x + b[uint64(j3 + k)]
-        low = (t0 if t0 > 0 else zero) + (t1 if t1 > 0 else zero)
-        high = (t2 if t2 > 0 else zero) + (t3 if t3 > 0 else zero)
-        out[uint64(i + k)] += low + high
+        low = (t0 if t0 > 0 else zero) * one + (t1 if t1 > 0 else zero)
+        high = (t2 if t2 > 0 else zero) * one + (t3 if t3 > 0 else zero)
+        out[uint64(i + k)] = (low * one + high) * one + out[uint64(i + k)]
 
 
 @_compiled
@@ -54,13 +56,17 @@ def _count_one(a, b, out, i, j, size):
 
 
 @_compiled
-def _count_four(a, b, out, i, j0, j1, j2, j3, size):
-    zero, one = a.dtype.type(0), a.dtype.type(1)
+def _count_four(a, b, out, i, j0, j1, j2, j3, size, one):
+    zero = a.dtype.type(0)
     for k in range(size):
         x = a[uint64(i + k)]
-        low = (one if x + b[uint64(j0 + k)] > 0 else zero) + (one if x + b[uint64(j1 + k)] > 0 else zero)
-        high = (one if x + b[uint64(j2 + k)] > 0 else zero) + (one if x + b[uint64(j3 + k)] > 0 else zero)
-        out[uint64(i + k)] += low + high
+        low = (one if x + b[uint64(j0 + k)] > 0 else zero) * one + (
+            one if x + b[uint64(j1 + k)] > 0 else zero
+        )
+        high = (one if x + b[uint64(j2 + k)] > 0 else zero) * one + (
+            one if x + b[uint64(j3 + k)] > 0 else zero
+        )
+        out[uint64(i + k)] = (low * one + high) * one + out[uint64(i + k)]
 
 
 @_compiled
@@ -71,17 +77,17 @@ def _gather_one(a, b, w, out, i, j, size):
 
 
 @_compiled
-def _gather_two(a, b, w, out, i, j0, j1, size):
+def _gather_two(a, b, w, out, i, j0, j1, size, one):
     zero = a.dtype.type(0)
     for k in range(size):
         x = a[uint64(i + k)]
         low = w[uint64(j0 + k)] if x + b[uint64(j0 + k)] > 0 else zero
         high = w[uint64(j1 + k)] if x + b[uint64(j1 + k)] > 0 else zero
-        out[uint64(i + k)] += low + high
+        out[uint64(i + k)] = (low * one + high) * one + out[uint64(i + k)]
 
 
 @_compiled
-def accumulate(mode, a, b, w, shape, rows, starts, columns, out, first, last):
+def accumulate(mode, a, b, w, shape, rows, starts, columns, out, one, first, last):
     """Sets the rows first ≤ r < last of `out` to their sums over all offsets.
 
     Args:
@@ -92,6 +98,7 @@ def accumulate(mode, a, b, w, shape, rows, starts, columns, out, first, last):
         shape: (height, width, channels) of one image.
         rows, starts, columns: The offsets (rows[j], columns[k]), starts[j] ≤ k < starts[j + 1], ascending.
         out: The sums.
+        one: The number 1, of the arrays' type.
         first, last: The rows to compute.
     """
     height, width, channels = shape
@@ -117,12 +124,12 @@ def accumulate(mode, a, b, w, shape, rows, starts, columns, out, first, last):
                         origin + (start + columns[k + 3]) * channels,
                     )
                     if mode == RELU:
-                        _relu_four(a, b, out, i, j0, j1, j2, j3, size)
+                        _relu_four(a, b, out, i, j0, j1, j2, j3, size, one)
                     elif mode == COUNT:
-                        _count_four(a, b, out, i, j0, j1, j2, j3, size)
+                        _count_four(a, b, out, i, j0, j1, j2, j3, size, one)
                     else:
-                        _gather_two(a, b, w, out, i, j0, j1, size)
-                        _gather_two(a, b, w, out, i, j2, j3, size)
+                        _gather_two(a, b, w, out, i, j0, j1, size, one)
+                        _gather_two(a, b, w, out, i, j2, j3, size, one)
                 for reader in range(k, end):
                     inside = max(0, -columns[reader]), min(width, width - columns[reader])
                     for lo, hi in ((inside[0], min(start, inside[1])), (max(stop, inside[0]), inside[1])):

@@ -95,6 +95,8 @@ class EfficientNetLite0(nn.Module):
         output_stride: 16, with dilation, or the classifier's 32.
         frozen_norm: Keep the trunk's batch norms at their stored statistics in training too: for fine-tuning
             published weights with batches too small to estimate statistics from.
+        frozen_stages: Leave the stem and so many first stages as they are: they are general, and most of a
+            training step is spent on their large maps. 0 trains everything.
 
     >>> network = EfficientNetLite0(width=64).eval()
     >>> network(torch.zeros(1, 3, 33, 17)).shape
@@ -110,6 +112,7 @@ class EfficientNetLite0(nn.Module):
         levels: Sequence[int] = (3, 5, 7),
         output_stride: int = 16,
         frozen_norm: bool = False,
+        frozen_stages: int = 0,
     ) -> None:
         super().__init__()
         if positive_integer("output_stride", output_stride) not in (16, 32):
@@ -117,6 +120,8 @@ class EfficientNetLite0(nn.Module):
         if not isinstance(frozen_norm, bool):
             raise InputError(f"frozen_norm must be true or false, not {frozen_norm!r}")
         self.levels = _checked_levels(levels)
+        if type(frozen_stages) is not int or not 0 <= frozen_stages <= self.levels[-1]:
+            raise InputError(f"frozen_stages must be from 0 to {self.levels[-1]}, not {frozen_stages!r}")
         self.channels = positive_integer("width", width)
         self.stride = output_stride
         self.frozen_norm = frozen_norm
@@ -129,6 +134,9 @@ class EfficientNetLite0(nn.Module):
         self.fusion = nn.ModuleDict(
             {str(number): _ConvolutionNorm(_STAGES[number - 1].channels, width) for number in self.levels}
         )
+        self.frozen = [self.stem, *self.blocks[: _BLOCKS_UP_TO[frozen_stages]]] if frozen_stages else []
+        for module in self.frozen:
+            module.requires_grad_(False)
 
     def forward(self, images: Tensor) -> Tensor:
         """Maps images (B, 3, H, W) to features (B, width, ⌈H/stride⌉, ⌈W/stride⌉)."""
@@ -155,10 +163,10 @@ class EfficientNetLite0(nn.Module):
         return maps
 
     def train(self, mode: bool = True) -> EfficientNetLite0:
-        """Switches between training and evaluation, sparing the trunk's norms if they are frozen."""
+        """Switches between training and evaluation, sparing what is frozen."""
         super().train(mode)
-        if self.frozen_norm:
-            for module in (*self.stem.modules(), *self.blocks.modules()):
+        for part in (self.stem, *self.blocks) if self.frozen_norm else self.frozen:
+            for module in part.modules():
                 if isinstance(module, nn.BatchNorm2d):
                     module.eval()
         return self

@@ -1,0 +1,5 @@
+"""`python -m messagenet` is the `messagenet` command."""
+
+from messagenet.cli import main
+
+main()

@@ -1,0 +1,252 @@
+"""The `messagenet` command. Every verb is one call into the library; this file only reads arguments and prints.
+
+Exit codes: 0 done, 2 the input is at fault (one line says what to change), 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from messagenet._version import __version__
+from messagenet.errors import InputError
+from messagenet.files import write_atomically
+
+if TYPE_CHECKING:
+    from messagenet.prediction import Predictor
+
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+    help="Learned message passing for structured prediction: segment images with context that CNNs learn to pass.\n\n"
+    "Start with `messagenet demo`; then `messagenet train --data folder:DIR --out runs/mine`.",
+)
+data_app = typer.Typer(no_args_is_help=True, help="Look at data sets before training on them.")
+app.add_typer(data_app, name="data")
+console = Console()
+
+DATA_HELP = (
+    "Data set: `synthetic`, `synthetic:COUNT`, `folder:DIR` (images/, masks/, classes.txt), `voc:DIR`, "
+    "`voc:DIR,SBD_DIR`, `sbd:DIR`."
+)
+DataOption = Annotated[str, typer.Option("--data", "-d", help=DATA_HELP)]
+ClassesOption = Annotated[Path | None, typer.Option(help="Class list, if the data set has none of its own.")]
+VoidOption = Annotated[list[int] | None, typer.Option(help="Mask value that means “not labelled”; repeatable.")]
+KeepOption = Annotated[str | None, typer.Option(help="Comma-separated classes to keep, e.g. `background,cat,dog`.")]
+RestOption = Annotated[str, typer.Option(help="What the other classes become: `void` or `background`.")]
+FlipOption = Annotated[bool, typer.Option(help="Also predict the mirror image and average.")]
+ScalesOption = Annotated[str, typer.Option(help="Comma-separated sizes to predict at and average, e.g. `0.75,1,1.25`.")]
+
+
+@app.callback(invoke_without_command=True)
+def version(show: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False) -> None:
+    """Shows the version."""
+    if show:
+        console.print(f"messagenet {__version__}")
+        raise typer.Exit
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder for the models and pictures.")] = Path("demo"),
+    seed: Annotated[int, typer.Option(help="Seed of the scenes and of the training.")] = 0,
+) -> None:
+    """Train a unary and a message model on synthetic scenes, compare them, and draw what each one sees.
+
+    In the scenes, sky and water look the same, and so do cloud, foam and snow: only the arrangement tells.
+    """
+    from messagenet.demo import run_demo
+
+    run_demo(out, seed=seed, console=console)
+
+
+@app.command()
+def train(
+    data: Annotated[str | None, typer.Option("--data", "-d", help=DATA_HELP)] = None,
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the run.")] = Path("runs/latest"),
+    preset: Annotated[str | None, typer.Option(help="Settings to start from: `fast`, `tiny` or `paper-vgg16`.")] = None,
+    config: Annotated[Path | None, typer.Option(help="YAML file of settings, as saved with every run.")] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="Change a setting: `a.b=value`; repeatable.")] = None,
+    model: Annotated[str | None, typer.Option(help="`message` or `unary`.")] = None,
+    classes: ClassesOption = None,
+    void: VoidOption = None,
+    keep: KeepOption = None,
+    rest: Annotated[str | None, typer.Option(help="What the classes not kept become: `void` or `background`.")] = None,
+    epochs: Annotated[int | None, typer.Option(help="How often to go through the training images.")] = None,
+    resume: Annotated[bool, typer.Option(help="Go on with an interrupted run in the same folder.")] = False,
+) -> None:
+    """Train a model on a data set.
+
+    `messagenet train --data folder:street --preset fast --out runs/street` trains a small, strong network on
+    `street/images` and `street/masks`; the best model is then in `runs/street/best`. Without a preset, `tiny` is
+    used for synthetic scenes and `fast` for photographs. Ctrl-C stops after the current step; `--resume` goes on.
+    """
+    from messagenet.training import Bar, train
+    from messagenet.training.choose import choose_config
+
+    chosen = choose_config(
+        data=data,
+        preset=preset,
+        file=config,
+        overrides=set_ or [],
+        run_folder=out if resume else None,
+        kind=model,
+        classes=classes,
+        void_values=void,
+        keep=_words(keep),
+        rest=rest,
+        epochs=epochs,
+    )
+    result = train(chosen, out, resume=resume, progress=Bar(console))
+    if result.interrupted:
+        console.print(f"go on with: messagenet train --out {out} --resume")
+        raise typer.Exit(130)
+    console.print(f"the best model is in [bold]{out / 'best'}[/bold]: messagenet predict IMAGES --model {out / 'best'}")
+
+
+@app.command()
+def predict(
+    images: Annotated[list[str], typer.Argument(help="Image files, folders or globs.")],
+    model: Annotated[Path, typer.Option("--model", "-m", help="Folder of a saved model, such as `runs/mine/best`.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the results.")] = Path("predictions"),
+    save: Annotated[
+        str, typer.Option(help="What to write: `mask`, `overlay`, `entropy`, `probs`, `voc`; comma-separated.")
+    ] = "mask,overlay",
+    flip: FlipOption = False,
+    scales: ScalesOption = "1",
+    tile: Annotated[int, typer.Option(help="Images larger than this many pixels are predicted in tiles.")] = 1024,
+) -> None:
+    """Segment images of any size.
+
+    `messagenet predict photos/ --model runs/mine/best` writes a palette PNG and an overlay for each photo.
+    """
+    from messagenet.prediction import predict_files
+
+    predictor = _predictor(model, flip, scales, tile)
+    with _progress("predicting") as bar:
+        task = bar.add_task("images", total=None)
+        written = predict_files(
+            predictor,
+            images,
+            out,
+            _words(save) or [],
+            progress=lambda done, total, file: bar.update(task, completed=done, total=total),
+        )
+    console.print(f"{len(written)} files written to [bold]{out}[/bold]")
+
+
+@app.command()
+def evaluate(
+    model: Annotated[list[Path], typer.Option("--model", "-m", help="Folder of a saved model; repeat to compare.")],
+    data: DataOption = "synthetic",
+    split: Annotated[str, typer.Option(help="Part of the data set to score on.")] = "val",
+    classes: ClassesOption = None,
+    void: VoidOption = None,
+    keep: KeepOption = None,
+    rest: RestOption = "void",
+    flip: FlipOption = False,
+    scales: ScalesOption = "1",
+    report: Annotated[Path | None, typer.Option(help="Write a self-contained HTML report here.")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the scores here.")] = None,
+) -> None:
+    """Score models on labelled images: IoU, accuracy, boundaries, calibration.
+
+    `messagenet evaluate --model runs/a/best --model runs/b/best --data folder:street --report report.html`
+    """
+    from messagenet.data import open_data
+    from messagenet.evaluation import scores_table
+    from messagenet.prediction import score
+    from messagenet.prediction.examples import report_examples
+    from messagenet.report import write_report
+
+    labelled = open_data(data, split, classes, void, _words(keep), rest)  # type: ignore[arg-type]
+    predictors = {
+        name: _predictor(folder, flip, scales) for name, folder in zip(_model_names(model), model, strict=True)
+    }
+    named = {}
+    for name, predictor in predictors.items():
+        with _progress(f"scoring {name}") as bar:
+            task = bar.add_task("images", total=len(labelled))
+            named[name] = score(predictor, labelled, progress=lambda done, _: bar.update(task, completed=done))
+    console.print(scores_table(named, f"{labelled.name}, {split}"))
+    if json_file:
+        content = {name: scores.to_dict() for name, scores in named.items()}
+        write_atomically(json_file, (json.dumps(content, indent=2) + "\n").encode())
+    if report:
+        examples = report_examples(predictors, labelled, next(reversed(named.values())))
+        write_report(named, examples, report, classes=labelled.classes, title=f"{labelled.name}, {split}")
+        console.print(f"report: [bold]{report}[/bold]")
+
+
+@data_app.command("check")
+def check(
+    data: Annotated[str, typer.Argument(help=DATA_HELP)],
+    split: Annotated[str | None, typer.Option(help="Part of the data set; all of it by default.")] = None,
+    sheet: Annotated[Path | None, typer.Option(help="Write a contact sheet (PNG) here.")] = None,
+    classes: ClassesOption = None,
+    void: VoidOption = None,
+) -> None:
+    """Count images, sizes and labels, and list everything that would trip a training.
+
+    Exits with 2 if there is a problem.
+    """
+    from messagenet.data import check_data, open_data
+    from messagenet.report import contact_sheet
+
+    labelled = open_data(data, split, classes, void, strict=False)
+    with _progress("checking") as bar:
+        task = bar.add_task("images", total=len(labelled))
+        report = check_data(labelled, progress=lambda done, _: bar.update(task, completed=done))
+    console.print(report.summary(), markup=False, highlight=False)
+    if sheet:
+        sheet.parent.mkdir(parents=True, exist_ok=True)
+        contact_sheet(labelled).save(sheet)
+        console.print(f"contact sheet: [bold]{sheet}[/bold]")
+    if report.problems:
+        raise typer.Exit(2)
+
+
+def _predictor(folder: Path, flip: bool, scales: str, tile: int = 1024) -> Predictor:
+    from messagenet.models import MessageNet
+    from messagenet.prediction import Predictor, Views
+
+    try:
+        factors = tuple(float(word) for word in scales.split(","))
+    except ValueError:
+        raise InputError(f"--scales {scales} is not a list of numbers; write it like 0.75,1,1.25") from None
+    views = Views(flip=flip, scales=factors, tile=tile, overlap=min(256, tile // 4))
+    return Predictor(MessageNet.from_pretrained(folder), views)
+
+
+def _model_names(folders: list[Path]) -> list[str]:
+    """What tables call the models: the name of the run's folder, or the whole path where two would be alike."""
+    short = [(folder.parent if folder.name in ("best", "last") else folder).name for folder in folders]
+    return short if len(set(short)) == len(short) else [str(folder) for folder in folders]
+
+
+def _words(text: str | None) -> list[str] | None:
+    return None if text is None else [word.strip() for word in text.split(",") if word.strip()]
+
+
+def _progress(title: str) -> Progress:
+    return Progress(
+        TextColumn(title), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=console, transient=True
+    )
+
+
+def main() -> None:
+    """The entry point: turns bad input into one line and exit code 2."""
+    try:
+        app()
+    except InputError as error:
+        Console(stderr=True).print(f"[bold red]error:[/bold red] {error}", soft_wrap=True, highlight=False)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)
