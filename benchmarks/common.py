@@ -11,6 +11,7 @@ import os
 import platform
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -21,7 +22,7 @@ import torch
 def machine() -> str:
     """One line on the machine and the versions."""
     try:
-        lines = open("/proc/cpuinfo").read().splitlines()
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
         name = next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
     except (OSError, StopIteration):
         name = platform.processor() or platform.machine()
@@ -32,7 +33,9 @@ def machine() -> str:
     )
 
 
-def seconds(functions: Mapping[str, Callable[[], Any]], turns: int = 10, budget: float = 60.0) -> dict[str, float]:
+def seconds(
+    functions: Mapping[str, Callable[[], Any]], turns: int = 10, budget: float = 60.0
+) -> dict[str, float]:
     """The smallest time of each function, all of them called in turns, after one call to warm up."""
     best = {}
     for name, function in functions.items():

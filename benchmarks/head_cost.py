@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from common import finish, machine, seconds
-
 import torch
 
+from common import finish, machine, seconds
 from messagenet import MessagePassing
 from messagenet.learning import marginal_cross_entropy
 from messagenet.models import PAPER_RELATIONS, MessageNet, UnaryNet
@@ -50,7 +49,10 @@ def main() -> None:
     whole = seconds(steps, turns=10, budget=120)
     features = torch.randn(BATCH, 256, SIDE // 16, SIDE // 16)
     heads = seconds({f"K={k}": head_step(k, features) for k in (21, 150)}, turns=20)
-    print(f"training step, batch {BATCH}, {SIDE}×{SIDE}: " + ", ".join(f"{n} {1e3 * s:.0f} ms" for n, s in whole.items()))
+    print(
+        f"training step, batch {BATCH}, {SIDE}×{SIDE}: "
+        + ", ".join(f"{n} {1e3 * s:.0f} ms" for n, s in whole.items())
+    )
     print("head alone, forward + backward: " + ", ".join(f"{n} {1e3 * s:.1f} ms" for n, s in heads.items()))
     finish(
         train_step_vs_unary=whole["messages"] / whole["unary"],

@@ -129,7 +129,10 @@ def test_bad_data_is_one_line_and_exit_code_2(street, tmp_path, capsys, kind, wo
         (["train", "--data", "synthetic:8", "--set", "run.epoch=3"], 'did you mean "run.epochs"'),
         (["train", "--data", "synthetic:8", "--preset", "tinny"], 'did you mean "tiny"'),
         (["train", "--data", "synthetic:8", "--set", "model.relations=[surrounding:0.01]"], "surrounding"),
-        (["train", "--data", "synthetic:8", "--set", "model.relations=[{name: a, offsets: []}]"], "at least one"),
+        (
+            ["train", "--data", "synthetic:8", "--set", "model.relations=[{name: a, offsets: []}]"],
+            "at least one",
+        ),
         (["train", "--data", "synthetic:8", "--resume"], "no run to resume"),
         (["predict", "x.jpg", "--model", "nowhere"], "config.json"),
         (["evaluate", "--model", "nowhere"], "config.json"),
@@ -165,7 +168,10 @@ def test_evaluate_compares_models(model, tmp_path, capsys):
 
 def test_help_teaches_and_starts_fast():
     done = subprocess.run(
-        [sys.executable, "-X", "importtime", "-m", "messagenet", "--help"], capture_output=True, text=True, check=True
+        [sys.executable, "-X", "importtime", "-m", "messagenet", "--help"],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     for verb in ("train", "predict", "evaluate", "demo", "data"):
         assert verb in done.stdout
@@ -179,7 +185,9 @@ def test_damaged_models_are_refused_by_name(model, tmp_path, capsys):
     Image.fromarray(SyntheticScenes(1)[0].image).save(image)
     assert run("predict", image, "--model", model) == 2
     assert "extra" in capsys.readouterr().err
-    (model / "config.json").write_text(json.dumps({**config, "settings": {**config["settings"], "hidden": 9}}))
+    (model / "config.json").write_text(
+        json.dumps({**config, "settings": {**config["settings"], "hidden": 9}})
+    )
     assert run("predict", image, "--model", model) == 2
     assert "shape" in capsys.readouterr().err
     assert isinstance(Classes(("a", "b")), Classes)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -38,15 +39,23 @@ DATA_HELP = (
 )
 DataOption = Annotated[str, typer.Option("--data", "-d", help=DATA_HELP)]
 ClassesOption = Annotated[Path | None, typer.Option(help="Class list, if the data set has none of its own.")]
-VoidOption = Annotated[list[int] | None, typer.Option(help="Mask value that means “not labelled”; repeatable.")]
-KeepOption = Annotated[str | None, typer.Option(help="Comma-separated classes to keep, e.g. `background,cat,dog`.")]
+VoidOption = Annotated[
+    list[int] | None, typer.Option(help="Mask value that means “not labelled”; repeatable.")
+]
+KeepOption = Annotated[
+    str | None, typer.Option(help="Comma-separated classes to keep, e.g. `background,cat,dog`.")
+]
 RestOption = Annotated[str, typer.Option(help="What the other classes become: `void` or `background`.")]
 FlipOption = Annotated[bool, typer.Option(help="Also predict the mirror image and average.")]
-ScalesOption = Annotated[str, typer.Option(help="Comma-separated sizes to predict at and average, e.g. `0.75,1,1.25`.")]
+ScalesOption = Annotated[
+    str, typer.Option(help="Comma-separated sizes to predict at and average, e.g. `0.75,1,1.25`.")
+]
 
 
 @app.callback(invoke_without_command=True)
-def version(show: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False) -> None:
+def version(
+    show: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+) -> None:
     """Shows the version."""
     if show:
         console.print(f"messagenet {__version__}")
@@ -71,14 +80,22 @@ def demo(
 def train(
     data: Annotated[str | None, typer.Option("--data", "-d", help=DATA_HELP)] = None,
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the run.")] = Path("runs/latest"),
-    preset: Annotated[str | None, typer.Option(help="Settings to start from: `fast`, `tiny` or `paper-vgg16`.")] = None,
-    config: Annotated[Path | None, typer.Option(help="YAML file of settings, as saved with every run.")] = None,
-    set_: Annotated[list[str] | None, typer.Option("--set", help="Change a setting: `a.b=value`; repeatable.")] = None,
+    preset: Annotated[
+        str | None, typer.Option(help="Settings to start from: `fast`, `tiny` or `paper-vgg16`.")
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="YAML file of settings, as saved with every run.")
+    ] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="Change a setting: `a.b=value`; repeatable.")
+    ] = None,
     model: Annotated[str | None, typer.Option(help="`message` or `unary`.")] = None,
     classes: ClassesOption = None,
     void: VoidOption = None,
     keep: KeepOption = None,
-    rest: Annotated[str | None, typer.Option(help="What the classes not kept become: `void` or `background`.")] = None,
+    rest: Annotated[
+        str | None, typer.Option(help="What the classes not kept become: `void` or `background`.")
+    ] = None,
     epochs: Annotated[int | None, typer.Option(help="How often to go through the training images.")] = None,
     resume: Annotated[bool, typer.Option(help="Go on with an interrupted run in the same folder.")] = False,
 ) -> None:
@@ -108,20 +125,27 @@ def train(
     if result.interrupted:
         console.print(f"go on with: messagenet train --out {out} --resume")
         raise typer.Exit(130)
-    console.print(f"the best model is in [bold]{out / 'best'}[/bold]: messagenet predict IMAGES --model {out / 'best'}")
+    console.print(
+        f"the best model is in [bold]{out / 'best'}[/bold]: messagenet predict IMAGES --model {out / 'best'}"
+    )
 
 
 @app.command()
 def predict(
     images: Annotated[list[str], typer.Argument(help="Image files, folders or globs.")],
-    model: Annotated[Path, typer.Option("--model", "-m", help="Folder of a saved model, such as `runs/mine/best`.")],
+    model: Annotated[
+        Path, typer.Option("--model", "-m", help="Folder of a saved model, such as `runs/mine/best`.")
+    ],
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the results.")] = Path("predictions"),
     save: Annotated[
-        str, typer.Option(help="What to write: `mask`, `overlay`, `entropy`, `probs`, `voc`; comma-separated.")
+        str,
+        typer.Option(help="What to write: `mask`, `overlay`, `entropy`, `probs`, `voc`; comma-separated."),
     ] = "mask,overlay",
     flip: FlipOption = False,
     scales: ScalesOption = "1",
-    tile: Annotated[int, typer.Option(help="Images larger than this many pixels are predicted in tiles.")] = 1024,
+    tile: Annotated[
+        int, typer.Option(help="Images larger than this many pixels are predicted in tiles.")
+    ] = 1024,
 ) -> None:
     """Segment images of any size.
 
@@ -144,7 +168,9 @@ def predict(
 
 @app.command()
 def evaluate(
-    model: Annotated[list[Path], typer.Option("--model", "-m", help="Folder of a saved model; repeat to compare.")],
+    model: Annotated[
+        list[Path], typer.Option("--model", "-m", help="Folder of a saved model; repeat to compare.")
+    ],
     data: DataOption = "synthetic",
     split: Annotated[str, typer.Option(help="Part of the data set to score on.")] = "val",
     classes: ClassesOption = None,
@@ -168,13 +194,13 @@ def evaluate(
 
     labelled = open_data(data, split, classes, void, _words(keep), rest)  # type: ignore[arg-type]
     predictors = {
-        name: _predictor(folder, flip, scales) for name, folder in zip(_model_names(model), model, strict=True)
+        name: _predictor(folder, flip, scales)
+        for name, folder in zip(_model_names(model), model, strict=True)
     }
     named = {}
-    for name, predictor in predictors.items():
-        with _progress(f"scoring {name}") as bar:
-            task = bar.add_task("images", total=len(labelled))
-            named[name] = score(predictor, labelled, progress=lambda done, _: bar.update(task, completed=done))
+    with _progress("scoring") as bar:
+        for name, predictor in predictors.items():
+            named[name] = score(predictor, labelled, progress=_advance(bar, name, len(labelled)))
     console.print(scores_table(named, f"{labelled.name}, {split}"))
     if json_file:
         content = {name: scores.to_dict() for name, scores in named.items()}
@@ -183,6 +209,36 @@ def evaluate(
         examples = report_examples(predictors, labelled, next(reversed(named.values())))
         write_report(named, examples, report, classes=labelled.classes, title=f"{labelled.name}, {split}")
         console.print(f"report: [bold]{report}[/bold]")
+
+
+@app.command()
+def infer(
+    model: Annotated[Path, typer.Argument(help="A `.uai` (MARKOV or BAYES) or libDAI `.fg` file.")],
+    evidence: Annotated[Path | None, typer.Option("--evidence", "-e", help="UAI evidence file.")] = None,
+    engine: Annotated[str, typer.Option(help="`exact`, `bp`, `trw`, `trws` (MAP only) or `mf`.")] = "exact",
+    task: Annotated[
+        str, typer.Option(help="`mar` marginals, `pr` log10 Z, `map` the most probable state.")
+    ] = "mar",
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="File to write; the terminal by default.")
+    ] = None,
+) -> None:
+    """Answer a query on a discrete graphical model, and write it as the UAI competitions do.
+
+    `messagenet infer grid.uai --evidence grid.evid --engine bp --task mar --out grid.MAR`
+    """
+    from messagenet.inference.files import format_result, solve
+
+    graph, result = solve(model, evidence, engine, task)  # type: ignore[arg-type]
+    if not result.converged:
+        Console(stderr=True).print(
+            f"{engine} did not converge in {result.iterations} iterations; its answer is a guess"
+        )
+    text = format_result(graph, result, task)  # type: ignore[arg-type]
+    if out:
+        write_atomically(out, text.encode())
+    else:
+        sys.stdout.write(text)
 
 
 @data_app.command("check")
@@ -202,8 +258,7 @@ def check(
 
     labelled = open_data(data, split, classes, void, strict=False)
     with _progress("checking") as bar:
-        task = bar.add_task("images", total=len(labelled))
-        report = check_data(labelled, progress=lambda done, _: bar.update(task, completed=done))
+        report = check_data(labelled, progress=_advance(bar, "images", len(labelled)))
     console.print(report.summary(), markup=False, highlight=False)
     if sheet:
         sheet.parent.mkdir(parents=True, exist_ok=True)
@@ -235,9 +290,20 @@ def _words(text: str | None) -> list[str] | None:
     return None if text is None else [word.strip() for word in text.split(",") if word.strip()]
 
 
+def _advance(bar: Progress, description: str, total: int) -> Callable[[int, int], None]:
+    """A new line of a progress bar, as a function that moves it."""
+    task = bar.add_task(description, total=total)
+    return lambda done, _: bar.update(task, completed=done)
+
+
 def _progress(title: str) -> Progress:
     return Progress(
-        TextColumn(title), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=console, transient=True
+        TextColumn(f"{title} {{task.description}}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
     )
 
 

@@ -190,7 +190,7 @@ def _accumulate(mode: int, here: Tensor, there: Tensor, weights: Tensor, offsets
     arguments: tuple[Any, ...] = (
         mode,
         *flat,
-        tuple(shape),
+        *shape,
         *grouped(offsets),
         out.view(-1).numpy(),
         flat[0].dtype.type(1),

@@ -9,7 +9,7 @@ plain vector loop with n shifted readers. In the three modes, with a read in pla
     GATHER   out[i] += Σ_j w[i + dx_j·C] · 1[a[i] + b[i + dx_j·C] > 0]  its gradient for senders
 
 Several readers share one pass over `out`, so that the arithmetic units and not the memory set the pace. Nodes
-outside the map are never read: a group of four runs over the columns where all four are inside, and the few
+outside the map are never read: a group of readers runs over the columns where all are inside, and the few
 columns left over are added reader by reader. Nothing is padded, nothing is allocated, no mask is stored.
 """
 
@@ -20,74 +20,69 @@ from __future__ import annotations
 
 from numba import njit, uint64
 
-RELU, COUNT, GATHER = 0, 1, 2
+RELU, COUNT, GATHER, RELU_OF_THREE = 0, 1, 2, 3
 
 # Indices are unsigned below: Numba then leaves out its test for negative ones, and the loops vectorise.
 # Sums are written x · one + y with one = 1 known only at run time: exact, and, fused into multiply-adds, they
 # run on the multipliers while the adders form p + q, a third faster than additions alone.
-_compiled = njit(nogil=True, cache=True, fastmath={"contract"})
+_compiled = njit(nogil=True, cache=True, fastmath={"contract"}, error_model="numpy")
 
 
 @_compiled
-def _relu_one(a, b, out, i, j, size):
+def _one_reader(mode, a, b, w, out, i, j, size, one):
     zero = a.dtype.type(0)
-    for k in range(size):
-        t = a[uint64(i + k)] + b[uint64(j + k)]
-        out[uint64(i + k)] += t if t > 0 else zero
+    if mode == RELU:
+        for k in range(size):
+            t = a[uint64(i + k)] + b[uint64(j + k)]
+            out[uint64(i + k)] += t if t > 0 else zero
+    elif mode == COUNT:
+        for k in range(size):
+            out[uint64(i + k)] += one if a[uint64(i + k)] + b[uint64(j + k)] > 0 else zero
+    else:
+        for k in range(size):
+            out[uint64(i + k)] += w[uint64(j + k)] if a[uint64(i + k)] + b[uint64(j + k)] > 0 else zero
 
 
 @_compiled
-def _relu_four(a, b, out, i, j0, j1, j2, j3, size, one):
+def _several_readers(mode, a, b, w, out, i, j0, j1, j2, j3, size, one):
     zero = a.dtype.type(0)
-    for k in range(size):
-        x = a[uint64(i + k)]
-        t0, t1 = x + b[uint64(j0 + k)], x + b[uint64(j1 + k)]
-        t2, t3 = x + b[uint64(j2 + k)], x + b[uint64(j3 + k)]
-        low = (t0 if t0 > 0 else zero) * one + (t1 if t1 > 0 else zero)
-        high = (t2 if t2 > 0 else zero) * one + (t3 if t3 > 0 else zero)
-        out[uint64(i + k)] = (low * one + high) * one + out[uint64(i + k)]
+    if mode == RELU:
+        for k in range(size):
+            x = a[uint64(i + k)]
+            t0, t1 = x + b[uint64(j0 + k)], x + b[uint64(j1 + k)]
+            t2, t3 = x + b[uint64(j2 + k)], x + b[uint64(j3 + k)]
+            low = (t0 if t0 > 0 else zero) * one + (t1 if t1 > 0 else zero)
+            high = (t2 if t2 > 0 else zero) * one + (t3 if t3 > 0 else zero)
+            out[uint64(i + k)] = (low * one + high) * one + out[uint64(i + k)]
+    elif mode == RELU_OF_THREE:
+        for k in range(size):
+            x = a[uint64(i + k)]
+            t0, t1, t2 = x + b[uint64(j0 + k)], x + b[uint64(j1 + k)], x + b[uint64(j2 + k)]
+            low = (t0 if t0 > 0 else zero) * one + (t1 if t1 > 0 else zero)
+            high = (t2 if t2 > 0 else zero) * one + out[uint64(i + k)]
+            out[uint64(i + k)] = low * one + high
+    elif mode == COUNT:
+        for k in range(size):
+            x = a[uint64(i + k)]
+            low = (one if x + b[uint64(j0 + k)] > 0 else zero) * one + (
+                one if x + b[uint64(j1 + k)] > 0 else zero
+            )
+            high = (one if x + b[uint64(j2 + k)] > 0 else zero) * one + (
+                one if x + b[uint64(j3 + k)] > 0 else zero
+            )
+            out[uint64(i + k)] = (low * one + high) * one + out[uint64(i + k)]
+    else:
+        for pair in range(2):
+            m0, m1 = (j0, j1) if pair == 0 else (j2, j3)
+            for k in range(size):
+                x = a[uint64(i + k)]
+                low = w[uint64(m0 + k)] if x + b[uint64(m0 + k)] > 0 else zero
+                high = w[uint64(m1 + k)] if x + b[uint64(m1 + k)] > 0 else zero
+                out[uint64(i + k)] = (low * one + high) * one + out[uint64(i + k)]
 
 
 @_compiled
-def _count_one(a, b, out, i, j, size):
-    zero, one = a.dtype.type(0), a.dtype.type(1)
-    for k in range(size):
-        out[uint64(i + k)] += one if a[uint64(i + k)] + b[uint64(j + k)] > 0 else zero
-
-
-@_compiled
-def _count_four(a, b, out, i, j0, j1, j2, j3, size, one):
-    zero = a.dtype.type(0)
-    for k in range(size):
-        x = a[uint64(i + k)]
-        low = (one if x + b[uint64(j0 + k)] > 0 else zero) * one + (
-            one if x + b[uint64(j1 + k)] > 0 else zero
-        )
-        high = (one if x + b[uint64(j2 + k)] > 0 else zero) * one + (
-            one if x + b[uint64(j3 + k)] > 0 else zero
-        )
-        out[uint64(i + k)] = (low * one + high) * one + out[uint64(i + k)]
-
-
-@_compiled
-def _gather_one(a, b, w, out, i, j, size):
-    zero = a.dtype.type(0)
-    for k in range(size):
-        out[uint64(i + k)] += w[uint64(j + k)] if a[uint64(i + k)] + b[uint64(j + k)] > 0 else zero
-
-
-@_compiled
-def _gather_two(a, b, w, out, i, j0, j1, size, one):
-    zero = a.dtype.type(0)
-    for k in range(size):
-        x = a[uint64(i + k)]
-        low = w[uint64(j0 + k)] if x + b[uint64(j0 + k)] > 0 else zero
-        high = w[uint64(j1 + k)] if x + b[uint64(j1 + k)] > 0 else zero
-        out[uint64(i + k)] = (low * one + high) * one + out[uint64(i + k)]
-
-
-@_compiled
-def accumulate(mode, a, b, w, shape, rows, starts, columns, out, one, first, last):
+def accumulate(mode, a, b, w, height, width, channels, rows, starts, columns, out, one, first, last):
     """Sets the rows first ≤ r < last of `out` to their sums over all offsets.
 
     Args:
@@ -95,25 +90,33 @@ def accumulate(mode, a, b, w, shape, rows, starts, columns, out, one, first, las
         a: What is read in place: the flat buffer of (images · height, width, channels).
         b: What is read at the offsets, likewise.
         w: The weights read at the offsets, for GATHER; any such buffer otherwise.
-        shape: (height, width, channels) of one image.
+        height, width, channels: Shape of one image.
         rows, starts, columns: The offsets (rows[j], columns[k]), starts[j] ≤ k < starts[j + 1], ascending.
         out: The sums.
         one: The number 1, of the arrays' type.
         first, last: The rows to compute.
     """
-    height, width, channels = shape
     row = width * channels
     for r in range(first, last):
-        out[r * row : (r + 1) * row] = 0
+        for i in range(r * row, (r + 1) * row):
+            out[uint64(i)] = 0
         for group in range(rows.size):
             if not 0 <= r % height + rows[group] < height:
                 continue
             origin = (r + rows[group]) * row
-            for k in range(starts[group], starts[group + 1], 4):
-                end = min(k + 4, starts[group + 1])
+            count = starts[group + 1] - starts[group]
+            parts = (count + 3) // 4
+            for part in range(parts):
+                k, end = starts[group] + 4 * part, min(starts[group] + 4 * part + 4, starts[group + 1])
+                if mode == RELU:  # three or four readers each, so that none is left alone
+                    k, end = (
+                        starts[group] + count * part // parts,
+                        starts[group] + count * (part + 1) // parts,
+                    )
                 start = stop = width
-                if end == k + 4 and max(0, -columns[k]) < min(width, width - columns[k + 3]):
-                    start, stop = max(0, -columns[k]), min(width, width - columns[k + 3])
+                together = end == k + 4 or (mode == RELU and end == k + 3)
+                if together and max(0, -columns[k]) < min(width, width - columns[end - 1]):
+                    start, stop = max(0, -columns[k]), min(width, width - columns[end - 1])
                     i, size = r * row + start * channels, (stop - start) * channels
                     j0, j1 = (
                         origin + (start + columns[k]) * channels,
@@ -121,23 +124,13 @@ def accumulate(mode, a, b, w, shape, rows, starts, columns, out, one, first, las
                     )
                     j2, j3 = (
                         origin + (start + columns[k + 2]) * channels,
-                        origin + (start + columns[k + 3]) * channels,
+                        origin + (start + columns[end - 1]) * channels,
                     )
-                    if mode == RELU:
-                        _relu_four(a, b, out, i, j0, j1, j2, j3, size, one)
-                    elif mode == COUNT:
-                        _count_four(a, b, out, i, j0, j1, j2, j3, size, one)
-                    else:
-                        _gather_two(a, b, w, out, i, j0, j1, size, one)
-                        _gather_two(a, b, w, out, i, j2, j3, size, one)
+                    kind = mode if end == k + 4 else RELU_OF_THREE
+                    _several_readers(kind, a, b, w, out, i, j0, j1, j2, j3, size, one)
                 for reader in range(k, end):
-                    inside = max(0, -columns[reader]), min(width, width - columns[reader])
-                    for lo, hi in ((inside[0], min(start, inside[1])), (max(stop, inside[0]), inside[1])):
-                        i, size = r * row + lo * channels, (hi - lo) * channels
+                    for side in range(2):  # the columns left over before and after the shared ones
+                        lo, hi = max(0, -columns[reader]), min(width, width - columns[reader])
+                        lo, hi = (lo, min(start, hi)) if side == 0 else (max(stop, lo), hi)
                         j = origin + (lo + columns[reader]) * channels
-                        if mode == RELU:
-                            _relu_one(a, b, out, i, j, size)
-                        elif mode == COUNT:
-                            _count_one(a, b, out, i, j, size)
-                        else:
-                            _gather_one(a, b, w, out, i, j, size)
+                        _one_reader(mode, a, b, w, out, r * row + lo * channels, j, (hi - lo) * channels, one)

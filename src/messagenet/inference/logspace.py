@@ -1,0 +1,95 @@
+"""Sums of exponentials that stay right when probabilities are zero.
+
+A zero probability is a log of −∞. Written naively, log Σ exp of nothing but −∞ has a NaN gradient
+(∞ − ∞), and so has a cavity that takes a −∞ message off a −∞ belief. Every function here returns −∞ where
+the probability is zero and a zero gradient there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+INF = float("inf")
+
+
+def safe_log(values: Tensor) -> Tensor:
+    """log, with −∞ and no gradient at zero.
+
+    >>> x = torch.tensor([0.0, 1.0], requires_grad=True)
+    >>> safe_log(x).exp().sum().backward(); x.grad
+    tensor([0., 1.])
+    """
+    if values.numel() == 0 or float(values.detach().amin()) > 0:
+        return values.log()
+    zero = values == 0
+    return values.masked_fill(zero, 1).log().masked_fill(zero, -INF)
+
+
+def peak(logs: Tensor, dims: Sequence[int]) -> Tensor:
+    """The maximum over `dims` (kept), finite even where all is −∞, to be subtracted before exponentiating.
+
+    It is a constant to autograd: whatever is subtracted is added back or cancels.
+    """
+    return logs.detach().amax(tuple(dims), keepdim=True).clamp_min_(torch.finfo(logs.dtype).min)
+
+
+def centre(logs: Tensor) -> Tensor:
+    """Subtracts the maximum over the last axis, so that the largest entry is 0.
+
+    Unlike `peak` this is part of the gradient. A constant added to a message changes no answer, but while
+    messages pass round a loop its rounding error would grow with every turn; here it is cut off at each.
+    """
+    return logs - logs.amax(-1, keepdim=True).clamp_min(torch.finfo(logs.dtype).min)
+
+
+def logsumexp(logs: Tensor, dims: Sequence[int]) -> Tensor:
+    """log Σ exp over `dims`, which are kept with size 1.
+
+    >>> logsumexp(torch.tensor([[0.0, 0.0], [-INF, -INF]]), [1]).flatten()
+    tensor([0.6931,   -inf])
+    """
+    if not dims:
+        return logs
+    top = peak(logs, dims)
+    return safe_log(exp_fresh(logs - top).sum(tuple(dims), keepdim=True)) + top
+
+
+def exp_fresh(temporary: Tensor) -> Tensor:
+    """exp of a tensor nobody else holds, in its own memory where autograd allows: half the traffic."""
+    return temporary.exp() if temporary.requires_grad else temporary.exp_()
+
+
+def add_fresh(temporary: Tensor, term: Tensor) -> Tensor:
+    """temporary + term, in the memory of `temporary` (which nobody else holds) where that is possible."""
+    tracked = temporary.requires_grad or term.requires_grad
+    grows = term.ndim > temporary.ndim or any(
+        size > room for size, room in zip(reversed(term.shape), reversed(temporary.shape), strict=False)
+    )
+    return temporary + term if tracked or grows else temporary.add_(term)
+
+
+def log_normalise(logs: Tensor, dims: Sequence[int] = (-1,)) -> Tensor:
+    """Logs of the distribution proportional to exp(logs); all −∞ stays all −∞."""
+    return subtract(logs, logsumexp(logs, dims))
+
+
+def subtract(logs: Tensor, taken: Tensor) -> Tensor:
+    """logs − taken, where what is already impossible stays impossible (−∞ − −∞ = −∞).
+
+    For a cavity this equals leaving the message out of the sum: where a belief is −∞ the state has
+    probability zero, so no answer depends on what its messages say about it.
+    """
+    if taken.numel() == 0 or float(taken.detach().amin()) > -INF:
+        return logs - taken
+    impossible = logs == -INF
+    finite = logs.masked_fill(impossible, 0) - taken.masked_fill(taken == -INF, 0)
+    return finite.masked_fill(impossible, -INF)
+
+
+def change(new: Tensor, old: Tensor) -> Tensor:
+    """|new − old|, with no change between two impossible states."""
+    both = (new == -INF) & (old == -INF)
+    return (new - old).abs().masked_fill(both, 0)

@@ -1,0 +1,149 @@
+"""Which images each step sees, on every process, from any step on.
+
+A step's images are one stretch of G = batch_size · accumulate · processes samples of the epoch's order (the last
+stretch of an epoch is filled up from its beginning). It is dealt out batch by batch, and within a batch process by
+process, so that runs with the same G see the same images in the same steps however G is divided.
+
+One loader serves all epochs: its keys are (epoch, index), so workers never wait for an epoch to end, and what a
+sample looks like depends on its key alone.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from messagenet.data import Augment, Sample, SegmentationData, epoch_order, generator
+from messagenet.training.config import RunConfig
+
+T = TypeVar("T")
+Key = tuple[int, int]
+PREFETCH = 4
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How the samples are divided into steps.
+
+    Attributes:
+        samples: How many there are.
+        batch_size: Samples per batch and process.
+        accumulate: Batches per step and process.
+        processes: How many processes.
+        total_steps: When to stop.
+        seed: Of the orders.
+    """
+
+    samples: int
+    batch_size: int
+    accumulate: int
+    processes: int
+    total_steps: int
+    seed: int
+
+    @classmethod
+    def of(cls, config: RunConfig, samples: int, processes: int) -> Plan:
+        """The plan of a run."""
+        together = config.batch_size * config.accumulate * processes
+        total = config.steps or config.epochs * -(-samples // together)
+        return cls(samples, config.batch_size, config.accumulate, processes, total, config.seed)
+
+    @property
+    def global_batch(self) -> int:
+        """G, samples per step over all processes."""
+        return self.batch_size * self.accumulate * self.processes
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Steps that see every sample once."""
+        return -(-self.samples // self.global_batch)
+
+    def batches(self, rank: int, start_step: int = 0) -> Iterator[list[Key]]:
+        """The batches of one process from a step on.
+
+        >>> plan = Plan(samples=5, batch_size=1, accumulate=2, processes=2, total_steps=2, seed=0)
+        >>> [[index for _, index in batch] for batch in plan.batches(rank=0)]
+        [[3], [2], [1], [4]]
+        """
+        order, epoch_now = np.empty(0, np.int64), -1
+        for step in range(start_step, self.total_steps):
+            epoch, place = divmod(step, self.steps_per_epoch)
+            if epoch != epoch_now:
+                order = np.resize(
+                    epoch_order(self.samples, self.seed, epoch), self.steps_per_epoch * self.global_batch
+                )
+                epoch_now = epoch
+            stretch = order[place * self.global_batch : (place + 1) * self.global_batch]
+            for batch in stretch.reshape(self.accumulate, self.processes, self.batch_size)[:, rank]:
+                yield [(epoch, int(index)) for index in batch]
+
+
+class PlannedBatches(Sampler[list[Key]]):
+    """The batches of a plan, as a loader takes them."""
+
+    def __init__(self, plan: Plan, rank: int, start_step: int) -> None:
+        self.plan, self.rank, self.start_step = plan, rank, start_step
+
+    def __iter__(self) -> Iterator[list[Key]]:
+        return self.plan.batches(self.rank, self.start_step)
+
+    def __len__(self) -> int:
+        return (self.plan.total_steps - self.start_step) * self.plan.accumulate
+
+
+class AugmentedData(Dataset[Sample]):
+    """Samples by (epoch, index), varied as that epoch wants them."""
+
+    def __init__(self, data: SegmentationData, augment: Augment, seed: int) -> None:
+        self.data, self.augment, self.seed = data, augment, seed
+
+    def __getitem__(self, key: Key) -> Sample:
+        epoch, index = key
+        return self.augment(self.data[index], generator(self.seed, epoch, index))
+
+
+def make_loader(
+    data: Any,
+    batches: Iterable[Sequence[Any]],
+    collate: Callable[[list[Any]], T],
+    workers: int,
+    pin_memory: bool = False,
+) -> Iterable[T]:
+    """A loader whose workers use one thread each, and keep a few batches ready.
+
+    Args:
+        data: Samples by key.
+        batches: The keys of every batch.
+        collate: Makes a batch of samples.
+        workers: Processes that do so; 0 for this one.
+        pin_memory: Whether batches go to a GPU.
+    """
+    return DataLoader(
+        data,
+        batch_sampler=batches,  # type: ignore[arg-type]
+        collate_fn=collate,
+        num_workers=workers,
+        pin_memory=pin_memory,
+        worker_init_fn=_begin_worker if workers else None,
+        prefetch_factor=PREFETCH if workers else None,
+    )
+
+
+def default_workers(processes: int = 1) -> int:
+    """Half of this process's share of the cores, from 1 to 8: decoding needs less than the network does."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(8, max(1, cores // processes // 2))
+
+
+def _begin_worker(_: int) -> None:
+    """One thread; and Ctrl-C, which reaches the workers as well, is left to the process they work for."""
+    torch.set_num_threads(1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)

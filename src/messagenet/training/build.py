@@ -1,0 +1,151 @@
+"""From a configuration to what it names: the data sets, the network, its first weights."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from messagenet.data import Augment, Classes, Sample, SegmentationData, Subset, generator, open_data
+from messagenet.errors import InputError
+from messagenet.models import MessageNet, UnaryNet
+from messagenet.models.backbones import load_pretrained
+from messagenet.models.saving import WEIGHTS, read_config
+from messagenet.training.config import DataConfig, ModelConfig
+from messagenet.training.relations import parse_relation, relation_text
+
+
+class DataSets(NamedTuple):
+    """What to train on, and what to score; None for no scoring."""
+
+    train: SegmentationData
+    val: SegmentationData | None
+
+
+def open_sets(config: DataConfig) -> DataSets:
+    """Opens the data sets of a run."""
+
+    def opened(split: str) -> SegmentationData:
+        return open_data(
+            config.spec,
+            split,
+            config.classes,
+            config.void_values or None,
+            config.keep,
+            config.rest,
+            config.seed,
+        )
+
+    train = opened(config.train_split)
+    val = None if config.val_split is None else opened(config.val_split)
+    if val is not None and config.val_limit is not None and config.val_limit < len(val):
+        spread = np.linspace(0, len(val) - 1, config.val_limit).round().astype(int)
+        val = Subset(val, spread.tolist())
+    return DataSets(train, val)
+
+
+def check_data(data: DataSets, augment: Augment, seed: int) -> Sample:
+    """Refuses data that cannot be trained on; returns the first sample as training will see it."""
+    if data.val is not None and data.val.classes.names != data.train.classes.names:
+        raise InputError(
+            f"{data.train.name} and {data.val.name} have different classes; give both the same class list"
+        )
+    sample = augment(data.train[0], generator(seed, 0, 0))
+    if sample.mask is None:
+        raise InputError(f"{data.train.name} has no masks to learn from; add them, or choose another split")
+    return sample
+
+
+def check_reach(net: MessageNet, sample: Sample) -> None:
+    """Refuses a relation that connects no two nodes of an image of this size."""
+    height, width = sample.image.shape[:2]
+    rows, columns = math.ceil(height / net.stride), math.ceil(width / net.stride)
+    for relation in net.relations:
+        offsets = relation.offsets_on(rows, columns)
+        if not any(abs(dy) < rows and abs(dx) < columns for dy, dx in offsets):
+            raise InputError(
+                f"relation {relation_text(relation)} reaches no node: an image of {width}x{height} pixels has a map of "
+                f"{columns}x{rows} nodes; give its size in cells, as {relation.shape}:3cells, or train on larger images"
+            )
+
+
+class Network(NamedTuple):
+    """A network and the names of those of its parameters that did not begin at random."""
+
+    net: MessageNet
+    pretrained: frozenset[str]
+
+
+def build_network(config: ModelConfig, classes: Classes, seed: int = 0) -> Network:
+    """Builds the network with its first weights; the same seed gives the same random ones."""
+    message = config.kind == "message"
+    relations = tuple(parse_relation(relation) for relation in config.relations) if message else ()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        net = (MessageNet if message else UnaryNet)(
+            config.backbone,
+            classes,
+            relations,
+            backbone_options=config.backbone_options,
+            separate_features=config.separate_features and message,
+            hidden=config.hidden,
+            iterations=config.iterations,
+            tied=config.tied,
+            cavity=config.cavity,
+            initial=config.initial,
+            aggregation=config.aggregation,
+            dependent=config.dependent,
+        )
+    return Network(net, frozenset() if config.pretrained is None else _load_backbones(net, config))
+
+
+def _load_backbones(net: MessageNet, config: ModelConfig) -> frozenset[str]:
+    """Fills every backbone of the network; returns the names of the parameters it filled."""
+    source = str(config.pretrained)
+    trained = _trained_backbones(Path(source), config) if Path(source).is_dir() else None
+    filled: set[str] = set()
+    for key, backbone in net.backbones.items():
+        if trained is None:
+            random = set(load_pretrained(backbone, config.backbone, source))
+        else:
+            random = set()
+            _fill(backbone, trained.get(key, next(iter(trained.values()))), source)
+        names = {name for name, _ in backbone.named_parameters()} - random
+        filled |= {f"backbones.{key}.{name}" for name in names}
+    return frozenset(filled)
+
+
+def _trained_backbones(folder: Path, config: ModelConfig) -> Mapping[str, dict[str, Tensor]]:
+    """The state of each backbone of a saved model, by its name there."""
+    theirs = read_config(folder)["settings"].get("backbone")
+    if theirs != config.backbone:
+        raise InputError(
+            f"the model in {folder} has the backbone {theirs}, not {config.backbone}; change one of them"
+        )
+    try:
+        state = load_file(folder / WEIGHTS)
+    except (OSError, SafetensorError) as error:
+        raise InputError(f"cannot read {folder / WEIGHTS} ({error}); copy the model again") from None
+    found: dict[str, dict[str, Tensor]] = {}
+    for name, values in state.items():
+        part, _, rest = name.partition(".")
+        key, _, entry = rest.partition(".")
+        if part == "backbones":
+            found.setdefault(key, {})[entry] = values
+    return found
+
+
+def _fill(backbone: nn.Module, state: Mapping[str, Tensor], source: str) -> None:
+    own = {name: values.shape for name, values in backbone.state_dict().items()}
+    if {name: values.shape for name, values in state.items()} != own:
+        raise InputError(
+            f"the backbone of {source} has other options; give it the same model.backbone_options"
+        )
+    backbone.load_state_dict(dict(state))

@@ -1,0 +1,176 @@
+"""Features of a frozen backbone, computed once and kept on disk.
+
+A backbone that does not change gives an image the same features in every epoch, and takes nearly all of the time.
+With its features kept, an epoch trains the head alone. An entry holds what the loss needs of one version of one
+image: the feature map (or maps), and the truth. Version 0 is the image itself, versions 1, 2, … are fixed draws of
+the augmentation; epoch e takes version (e + index) mod versions.
+
+    FOLDER/<key>/0-000017.safetensors        `<key>` is a digest of all that entries depend on: the backbone and
+    FOLDER/<key>/about.json                  its weights, the data (names, sizes and times of files), the
+                                             augmentation, and how the truth is read
+
+Entries are written atomically, so building can be interrupted; those that are missing or cut short are made anew.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import torch
+from accelerate import Accelerator  # type: ignore[import-untyped]
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
+from safetensors.torch import save as dump_tensors
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from messagenet.data import Sample, SegmentationData, generator, to_tensor
+from messagenet.errors import InputError
+from messagenet.files import write_atomically
+from messagenet.learning import node_labels
+from messagenet.models import MessageNet
+from messagenet.training.batches import Key, make_loader
+from messagenet.training.cache_key import CacheSettings, describe
+from messagenet.training.entries import Entry
+
+FEATURES, TRUTH, MASK = "features/", "truth", "mask"
+DTYPES = {"fp16": torch.float16, "fp32": torch.float32}
+
+
+class FeatureCache(Dataset[Entry]):
+    """The entries of a data set on disk, by (epoch, index).
+
+    Args:
+        net: Whose backbone makes the features.
+        data: The images.
+        folder: Where caches are kept; several share it.
+        settings: What entries hold.
+    """
+
+    def __init__(
+        self, net: MessageNet, data: SegmentationData, folder: Path, settings: CacheSettings
+    ) -> None:
+        self.net: MessageNet | None = net
+        self.data, self.settings = data, settings
+        self.about = describe(net, data, settings)
+        key = hashlib.sha256(json.dumps(self.about, sort_keys=True).encode()).hexdigest()[:24]
+        self.folder = folder / key
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, key: Key) -> Entry:
+        epoch, index = key
+        return self.read((epoch + index) % self.settings.versions, index)
+
+    def path(self, version: int, index: int) -> Path:
+        """Where an entry is."""
+        return self.folder / f"{version}-{index:06d}.safetensors"
+
+    def read(self, version: int, index: int) -> Entry:
+        """Reads an entry."""
+        path = self.path(version, index)
+        try:
+            tensors = load_file(path)
+        except (OSError, SafetensorError) as error:
+            raise InputError(
+                f"the cached features {path} cannot be read ({error}); delete the file and resume"
+            ) from None
+        features = {k.removeprefix(FEATURES): v for k, v in tensors.items() if k.startswith(FEATURES)}
+        return Entry(features, tensors[TRUTH], tensors.get(MASK), self.data.sample_name(index))
+
+    def missing(self) -> list[tuple[int, int]]:
+        """The (version, index) of entries that are absent or cut short."""
+        wanted = ((v, index) for v in range(self.settings.versions) for index in range(len(self.data)))
+        return [place for place in wanted if not _is_whole(self.path(*place))]
+
+    def build(
+        self,
+        accelerator: Accelerator,
+        workers: int = 0,
+        told: Callable[[int, int], None] = lambda done, total: None,
+    ) -> int:
+        """Makes the missing entries, together with the other processes.
+
+        Args:
+            accelerator: The processes and the device.
+            workers: Processes that prepare images.
+            told: Called with (done, total) after every image.
+
+        Returns:
+            How many were missing.
+        """
+        missing = self.missing()
+        accelerator.wait_for_everyone()
+        if missing:
+            write_atomically(self.folder / "about.json", (json.dumps(self.about, indent=2) + "\n").encode())
+            mine = missing[accelerator.process_index :: accelerator.num_processes]
+            for done, (place, tensors) in enumerate(self._make(mine, accelerator.device, workers), start=1):
+                write_atomically(self.path(*place), dump_tensors(tensors))
+                told(done, len(mine))
+        accelerator.wait_for_everyone()
+        self.net = None  # the entries go to worker processes, which need no network
+        return len(missing)
+
+    def _make(
+        self, places: Sequence[tuple[int, int]], device: torch.device, workers: int
+    ) -> Iterator[tuple[tuple[int, int], dict[str, Tensor]]]:
+        """The content of entries, one after the other."""
+        net = self.net
+        assert net is not None
+        net.eval()
+        samples = make_loader(
+            _Versions(self.data, self.settings), [[place] for place in places], _only, workers
+        )
+        with torch.no_grad():
+            for place, sample in zip(places, samples, strict=True):
+                yield place, self._tensors(net, sample, device)
+
+    def _tensors(self, net: MessageNet, sample: Sample, device: torch.device) -> dict[str, Tensor]:
+        image, mask = to_tensor(sample)
+        if mask is None:
+            raise InputError(f"{sample.name} has no mask; training and scoring need one for every image")
+        maps = net.features(image[None].to(device))
+        by_type = {"shared": maps} if isinstance(maps, Tensor) else maps
+        height, width = next(iter(by_type.values())).shape[2:]
+        loss, dtype = self.settings.loss, DTYPES[self.settings.precision]
+        truth = mask
+        if loss.resolution == "nodes":
+            truth = node_labels(mask[None], (height, width), net.stride, loss.cell_label)[0]
+        tensors = {
+            f"{FEATURES}{name}": values[0].to("cpu", dtype).contiguous() for name, values in by_type.items()
+        }
+        tensors[TRUTH] = truth.to(torch.uint8)
+        return tensors | ({MASK: mask.to(torch.uint8)} if self.settings.masks else {})
+
+
+class _Versions(Dataset[Sample]):
+    """Samples by (version, index)."""
+
+    def __init__(self, data: SegmentationData, settings: CacheSettings) -> None:
+        self.data, self.settings = data, settings
+
+    def __getitem__(self, place: tuple[int, int]) -> Sample:
+        version, index = place
+        sample = self.data[index]
+        if version == 0:
+            return sample
+        return self.settings.augment(sample, generator(self.settings.seed, version, index))
+
+
+def _only(samples: list[Sample]) -> Sample:
+    return samples[0]
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether a safetensors file is as long as its header says."""
+    if not path.is_file():
+        return False
+    try:
+        with safe_open(path, "pt") as file:
+            return TRUTH in file.keys()  # noqa: SIM118 (it is no mapping)
+    except (OSError, SafetensorError):
+        return False

@@ -1,0 +1,249 @@
+"""Every setting of a training run, as frozen dataclasses.
+
+The attribute texts below are the comments of the YAML files (see `config_files`), and the values are the
+defaults that `presets/default.yaml` lists.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+from messagenet.data import Augment
+from messagenet.errors import InputError
+from messagenet.estimators.rules import Aggregation, CavityMode, Dependent, Initial
+from messagenet.learning import CellLabel, Resolution
+from messagenet.training.relations import parse_relation
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The network: a backbone and a head that passes messages.
+
+    Attributes:
+        kind: "message", or "unary" for the same network without relations.
+        backbone: The feature network: vgg16, efficientnet_lite0 or tiny.
+        backbone_options: Settings of that backbone, such as {width: 128}.
+        pretrained: Where the backbone's first weights come from: null for random ones, a file, "package"
+            (efficientnet_lite0), "torch.hub" (vgg16), or the folder of a model trained with this backbone.
+        relations: Who sends messages: shape:size:form, such as surrounding:0.4, above:13cells, below:0.4:box.
+        hidden: Hidden units of every message estimator.
+        iterations: Message-passing iterations, T.
+        tied: One set of estimators for all iterations, or one for each.
+        cavity: "factor" leaves a factor's own message out of what it is told; "none" does not.
+        initial: Messages before the first iteration: "zero", or those of the "unary" factors.
+        aggregation: Scale of a message: "fixed", "sum", "mean" or "sqrt".
+        dependent: How a box factor joins its senders' messages: "sum" or "mean".
+        separate_features: A backbone of its own for every factor type, as in the paper.
+    """
+
+    kind: Literal["message", "unary"] = "message"
+    backbone: str = "efficientnet_lite0"
+    backbone_options: dict[str, Any] = field(default_factory=dict)
+    pretrained: str | None = None
+    relations: tuple[str | dict[str, Any], ...] = ("surrounding:0.4", "above:0.4", "below:0.4")
+    hidden: int = 512
+    iterations: int = 1
+    tied: bool = True
+    cavity: CavityMode = "factor"
+    initial: Initial = "zero"
+    aggregation: Aggregation = "fixed"
+    dependent: Dependent = "sum"
+    separate_features: bool = False
+
+    def __post_init__(self) -> None:
+        for relation in self.relations:
+            parse_relation(relation)
+        at_least(1, hidden=self.hidden, iterations=self.iterations)
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """What to learn from, and what to be judged on.
+
+    Attributes:
+        spec: synthetic:COUNT, folder:DIR, voc:DIR, voc:DIR,SBD_DIR, sbd:DIR, or a folder of such a layout.
+        train_split: The part to train on.
+        val_split: The part to score; null for none.
+        classes: A class list, where the data do not bring their own.
+        void_values: Mask values that mean "not labelled", besides 255.
+        keep: Names or ids of the only classes to keep; null for all.
+        rest: What becomes of the others: "void" or "background".
+        val_limit: Score only so many images, evenly spread over the split; null for all.
+        seed: Which synthetic scenes.
+    """
+
+    spec: str = "synthetic"
+    train_split: str = "train"
+    val_split: str | None = "val"
+    classes: str | None = None
+    void_values: tuple[int, ...] = ()
+    keep: tuple[str | int, ...] | None = None
+    rest: Literal["void", "background"] = "void"
+    val_limit: int | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.val_limit is not None:
+            at_least(1, val_limit=self.val_limit)
+
+
+@dataclass(frozen=True)
+class LossConfig:
+    """Cross-entropy of the marginals.
+
+    Attributes:
+        resolution: Where marginals meet the truth: at the "nodes", or at the "pixels" after upsampling.
+        cell_label: Which label a node has: of its cell's "centre", or the "majority" of its cell.
+        label_smoothing: Share of the truth spread evenly over all classes.
+    """
+
+    resolution: Resolution = "nodes"
+    cell_label: CellLabel = "centre"
+    label_smoothing: float = 0.0
+
+    def __post_init__(self) -> None:
+        between(0, 1, label_smoothing=self.label_smoothing)
+
+
+@dataclass(frozen=True)
+class OptimiserConfig:
+    """How parameters follow the gradient.
+
+    Attributes:
+        name: "sgd" or "adamw".
+        lr: The largest learning rate.
+        backbone_lr: Factor of it for backbone parameters that were pretrained; new ones learn at full rate.
+        weight_decay: Pull of weights towards zero; biases and norm parameters are spared.
+        momentum: Of sgd.
+        clip: Largest norm of the gradient; 0 for no limit.
+    """
+
+    name: Literal["sgd", "adamw"] = "adamw"
+    lr: float = 1e-3
+    backbone_lr: float = 0.1
+    weight_decay: float = 0.01
+    momentum: float = 0.9
+    clip: float = 1.0
+
+    def __post_init__(self) -> None:
+        at_least(0, lr=self.lr, backbone_lr=self.backbone_lr, weight_decay=self.weight_decay, clip=self.clip)
+        between(0, 1, momentum=self.momentum)
+
+
+@dataclass(frozen=True)
+class ScheduleConfig:
+    """How the learning rate rises and falls.
+
+    Attributes:
+        warmup: Steps over which it rises in a straight line.
+        power: It then falls to zero as (1 - progress)^power; 0 keeps it constant.
+    """
+
+    warmup: int = 50
+    power: float = 0.9
+
+    def __post_init__(self) -> None:
+        at_least(0, warmup=self.warmup, power=self.power)
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """How long, on what, and what is written down.
+
+    Attributes:
+        epochs: How often to go through the training images.
+        steps: How many optimiser steps to take instead; null to count by epochs. Setting epochs resets it.
+        batch_size: Images at a time in every process.
+        accumulate: Batches whose gradients make one step; a step sees batch_size x accumulate x processes images.
+        precision: "no" for float32, "bf16", or "fp16" (CUDA only).
+        norm: Batch norms use "local" statistics, those of all processes ("sync", CUDA only), or stay "frozen".
+        workers: Processes that prepare images; null to choose by the number of cores.
+        seed: Of everything random.
+        ema: Decay of the averaged copy of the weights that is scored and saved, such as 0.999; 0 for none.
+        evaluate_every: Steps between scorings; null for once an epoch. The end is always scored.
+        checkpoint_every: Steps between checkpoints; one follows every scoring as well.
+        log_every: Steps between lines of the log.
+        freeze_backbone: Train the head alone.
+        cache_features: Compute a frozen backbone's features once and keep them on disk.
+        cache_variants: Versions kept of every training image: itself, and random draws of the augmentation.
+        cache_precision: Numbers in the cache: "fp16" or "fp32".
+        cache_folder: Where to keep them; null for a folder inside the run's own. Runs may share one.
+    """
+
+    replaces: ClassVar[dict[str, str]] = {"epochs": "steps"}
+
+    epochs: int = 30
+    steps: int | None = None
+    batch_size: int = 8
+    accumulate: int = 1
+    precision: Literal["no", "bf16", "fp16"] = "no"
+    norm: Literal["local", "sync", "frozen"] = "local"
+    workers: int | None = None
+    seed: int = 0
+    ema: float = 0.0
+    evaluate_every: int | None = None
+    checkpoint_every: int = 200
+    log_every: int = 10
+    freeze_backbone: bool = False
+    cache_features: bool = False
+    cache_variants: int = 1
+    cache_precision: Literal["fp16", "fp32"] = "fp16"
+    cache_folder: str | None = None
+
+    def __post_init__(self) -> None:
+        at_least(
+            1,
+            epochs=self.epochs,
+            steps=1 if self.steps is None else self.steps,
+            batch_size=self.batch_size,
+            accumulate=self.accumulate,
+            evaluate_every=1 if self.evaluate_every is None else self.evaluate_every,
+            checkpoint_every=self.checkpoint_every,
+            log_every=self.log_every,
+            cache_variants=self.cache_variants,
+        )
+        at_least(0, workers=self.workers or 0, seed=self.seed)
+        if not 0 <= self.ema < 1:
+            raise InputError(f"ema is {self.ema}; give a decay from 0 (off) to below 1, such as 0.999")
+        if self.cache_features and not self.freeze_backbone:
+            raise InputError(
+                "cache_features needs a backbone that does not change; set freeze_backbone as well"
+            )
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """A whole training run.
+
+    Attributes:
+        model: The network.
+        data: What to learn from.
+        augment: What to vary in the training images.
+        loss: What to minimise.
+        optimiser: How to follow the gradient.
+        schedule: How the learning rate changes.
+        run: How long, on what, and what is written down.
+    """
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    augment: Augment = field(default_factory=Augment)
+    loss: LossConfig = field(default_factory=LossConfig)
+    optimiser: OptimiserConfig = field(default_factory=OptimiserConfig)
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    run: RunConfig = field(default_factory=RunConfig)
+
+
+def at_least(least: int, **settings: float) -> None:
+    """Refuses settings below a bound, by name."""
+    for name, value in settings.items():
+        if value < least:
+            raise InputError(f"{name} is {value}; give at least {least}")
+
+
+def between(low: float, high: float, **settings: float) -> None:
+    """Refuses settings outside low ≤ value < high, by name."""
+    for name, value in settings.items():
+        if not low <= value < high:
+            raise InputError(f"{name} is {value}; give a number from {low} to below {high}")

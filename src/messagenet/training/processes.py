@@ -1,0 +1,48 @@
+"""The device to compute on, and the other processes of the run, by way of Accelerate."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+from accelerate import Accelerator  # type: ignore[import-untyped]
+from accelerate.state import AcceleratorState  # type: ignore[import-untyped]
+
+from messagenet.errors import InputError
+
+
+def start_processes(precision: str = "no") -> Accelerator:
+    """Joins the processes that `torchrun` or `accelerate launch` started, if any, and chooses a device.
+
+    Args:
+        precision: "no", "bf16" or "fp16".
+    """
+    started = int(os.environ.get("WORLD_SIZE", "1"))
+    if AcceleratorState._shared_state and AcceleratorState().mixed_precision != precision:
+        AcceleratorState._reset_state()
+    try:
+        # Accelerate joins processes on a CPU only if told that it is one.
+        accelerator = Accelerator(mixed_precision=precision, cpu=started > 1 and not _has_accelerator())
+    except ValueError as error:
+        raise InputError(
+            f"run.precision {precision} does not work on this device ({error}); use no"
+        ) from None
+    if precision == "fp16" and accelerator.device.type != "cuda":
+        raise InputError("run.precision is fp16, which needs a CUDA device; use bf16 or no")
+    if accelerator.num_processes != started:
+        raise InputError(
+            f"{started} processes were started but {accelerator.num_processes} joined; start them with torchrun or "
+            "accelerate launch, and leave ACCELERATE_ variables unset"
+        )
+    accelerator.gradient_accumulation_steps = (
+        1  # the learner accumulates sums, which need no further division
+    )
+    return accelerator
+
+
+def _has_accelerator() -> bool:
+    """Whether there is a device on which several processes can train."""
+    if hasattr(torch, "accelerator"):
+        device = torch.accelerator.current_accelerator()
+        return device is not None and device.type != "mps"
+    return torch.cuda.is_available()

@@ -1,0 +1,187 @@
+"""What a person sees while a run goes on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.progress import Progress as RichProgress
+
+
+@dataclass(frozen=True)
+class RunInfo:
+    """What is known before the first step.
+
+    Attributes:
+        folder: Where the run is written.
+        start_step: Steps already taken, by the run that is resumed.
+        total_steps: Steps to take in all.
+        steps_per_epoch: Steps that see every image once.
+        images: Training images.
+        val_images: Images to score.
+        parameters: Numbers to learn.
+        device: What computes.
+        processes: How many processes.
+        best_iou: The best score so far, of a run that is resumed.
+    """
+
+    folder: Path
+    start_step: int
+    total_steps: int
+    steps_per_epoch: int
+    images: int
+    val_images: int
+    parameters: int
+    device: str
+    processes: int
+    best_iou: float | None
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """How a run ended.
+
+    Attributes:
+        folder: Where it is written; `folder/best` and `folder/last` are models.
+        steps: Steps taken in all.
+        best_iou: The best score, that of `folder/best`; None without validation.
+        last_iou: The last score, that of `folder/last`.
+        seconds: Time spent, over all resumptions.
+        interrupted: Whether it was asked to stop before its end.
+    """
+
+    folder: Path
+    steps: int
+    best_iou: float | None
+    last_iou: float | None
+    seconds: float
+    interrupted: bool
+
+
+class Progress(Protocol):
+    """What the loop tells whoever watches; called by the first process only."""
+
+    def start(self, info: RunInfo) -> None:
+        """Before the first step."""
+        ...
+
+    def caching(self, done: int, total: int) -> None:
+        """While features of a frozen backbone are computed, after every image."""
+        ...
+
+    def step(self, step: int, record: dict[str, Any] | None) -> None:
+        """After every step; `record` is what was logged, where a line was."""
+        ...
+
+    def evaluated(self, record: dict[str, Any]) -> None:
+        """After every scoring."""
+        ...
+
+    def finished(self, result: TrainResult | None) -> None:
+        """At the end; None if an error ended the run."""
+        ...
+
+
+class Silent:
+    """Shows nothing."""
+
+    def start(self, info: RunInfo) -> None:
+        """Nothing."""
+
+    def caching(self, done: int, total: int) -> None:
+        """Nothing."""
+
+    def step(self, step: int, record: dict[str, Any] | None) -> None:
+        """Nothing."""
+
+    def evaluated(self, record: dict[str, Any]) -> None:
+        """Nothing."""
+
+    def finished(self, result: TrainResult | None) -> None:
+        """Nothing."""
+
+
+class Bar:
+    """A bar in the terminal with loss, IoU and the time left; one line per scoring stays above it."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self.console = console or Console(stderr=True)
+        self._best = 0.0
+        self._shown: dict[str, Any] = {"loss": "–", "iou": "–"}
+        self._bar = RichProgress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("loss {task.fields[loss]}  IoU {task.fields[iou]}"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=self.console,
+        )
+        self._steps: TaskID | None = None
+        self._cache: TaskID | None = None
+
+    def start(self, info: RunInfo) -> None:
+        """Says what is about to happen."""
+        processes = f" x {info.processes} processes" if info.processes > 1 else ""
+        self.console.print(
+            f"{info.images} training images, {info.val_images} to score, {info.parameters / 1e6:.2f} million "
+            f"parameters, {info.device}{processes}"
+        )
+        if info.start_step:
+            self.console.print(f"going on after step {info.start_step}")
+        self._best = info.best_iou or 0.0
+        self._steps = self._bar.add_task(
+            "training", total=info.total_steps, completed=info.start_step, **self._shown
+        )
+        self._bar.start()
+
+    def caching(self, done: int, total: int) -> None:
+        """Moves a bar of its own, which goes when it is full."""
+        if self._cache is None:
+            self._cache = self._bar.add_task("features", total=total, **self._shown)
+        self._bar.update(self._cache, completed=done)
+        if done == total:
+            self._bar.remove_task(self._cache)
+            self._cache = None
+
+    def step(self, step: int, record: dict[str, Any] | None) -> None:
+        """Moves the bar."""
+        if record is not None:
+            self._shown["loss"] = f"{record['loss']:.4f}"
+        assert self._steps is not None
+        self._bar.update(self._steps, completed=step, **self._shown)
+
+    def evaluated(self, record: dict[str, Any]) -> None:
+        """Prints the scores."""
+        iou = record["mean_iou"]
+        best = " (best so far)" if iou > self._best else ""
+        self._best = max(iou, self._best)
+        self._shown["iou"] = f"{iou:.1%}"
+        self._bar.console.print(
+            f"step {record['step']}, epoch {record['epoch']:.1f}: mean IoU {iou:.1%}, pixel accuracy "
+            f"{record['pixel_accuracy']:.1%}{best}"
+        )
+        self.step(record["step"], None)
+
+    def finished(self, result: TrainResult | None) -> None:
+        """Takes the bar down and says what came of it."""
+        self._bar.stop()
+        if result is None:
+            return
+        if result.interrupted:
+            self.console.print(
+                f"stopped after step {result.steps}; resume the run to go on from there (--resume)"
+            )
+        score = "" if result.best_iou is None else f", best mean IoU {result.best_iou:.1%}"
+        self.console.print(f"{result.folder}: {result.steps} steps in {result.seconds:.0f} s{score}")

@@ -1,0 +1,97 @@
+"""Whether a run can be started, or resumed, in a folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+from messagenet.data import Classes
+from messagenet.errors import InputError
+from messagenet.training.batches import Plan
+from messagenet.training.checkpoint import Checkpoint, read_checkpoint
+from messagenet.training.config import TrainConfig
+from messagenet.training.config_files import load_config
+from messagenet.training.settings import flat
+
+
+class Layout(NamedTuple):
+    """Where a run keeps what."""
+
+    folder: Path
+
+    @property
+    def config(self) -> Path:
+        """Every setting."""
+        return self.folder / "config.yaml"
+
+    @property
+    def checkpoints(self) -> Path:
+        """What resuming needs."""
+        return self.folder / "checkpoint"
+
+    @property
+    def last(self) -> Path:
+        """The model at the last checkpoint."""
+        return self.folder / "last"
+
+    @property
+    def best(self) -> Path:
+        """The model with the best score."""
+        return self.folder / "best"
+
+    @property
+    def features(self) -> Path:
+        """Cached features, unless they are kept elsewhere."""
+        return self.folder / "features"
+
+
+FREE = (
+    "run.workers",
+    "run.log_every",
+    "run.checkpoint_every",
+    "run.cache_folder",
+    "run.batch_size",
+    "run.accumulate",
+)
+"""Settings that do not change where a run ends, as long as a step sees the same number of images."""
+
+
+def check_folder(folder: Path, resume: bool) -> None:
+    """Refuses to write over something."""
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"{folder} is a file; give a folder to write the run into")
+    if not resume and folder.is_dir() and any(folder.iterdir()):
+        raise InputError(
+            f"{folder} is not empty; go on with the run in it (--resume), or choose another folder"
+        )
+
+
+def find_checkpoint(layout: Layout, config: TrainConfig, plan: Plan, classes: Classes) -> Checkpoint | None:
+    """The checkpoint to go on from, if there is one; refuses one of another run."""
+    if layout.config.is_file():
+        _check_same(layout.config, load_config(layout.config), config)
+    checkpoint = read_checkpoint(layout.checkpoints)
+    if checkpoint is None:
+        return None
+    theirs = checkpoint.state["classes"]
+    if theirs != list(classes.names):
+        raise InputError(
+            f"the run in {layout.folder} has {len(theirs)} classes ({', '.join(theirs)}), the data have "
+            f"{classes.num_classes} ({', '.join(classes.names)}); give it the data it began with"
+        )
+    if checkpoint.state["global_batch"] != plan.global_batch:
+        raise InputError(
+            f"the run in {layout.folder} took {checkpoint.state['global_batch']} images per step, now it would be "
+            f"{plan.global_batch}; change run.batch_size or run.accumulate to fit the number of processes"
+        )
+    return checkpoint
+
+
+def _check_same(path: Path, before: TrainConfig, now: TrainConfig) -> None:
+    old, new = flat(before), flat(now)
+    for name in old:
+        if old[name] != new[name] and name not in FREE:
+            raise InputError(
+                f"{name} is {new[name]}, but {old[name]} in {path}; resume with the same settings, or start in "
+                "another folder"
+            )

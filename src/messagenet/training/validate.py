@@ -1,0 +1,108 @@
+"""Scores a network on whole images at their own size, as VOC does: one confusion matrix over the set.
+
+Images are not padded, because padding changes what a backbone sees at the border; neighbours of equal size go
+through the network together.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from accelerate import Accelerator  # type: ignore[import-untyped]
+from torch import Tensor
+
+from messagenet.data import Sample, SegmentationData, collate
+from messagenet.errors import InputError
+from messagenet.evaluation import Confusion, iou_per_class, mean_iou, pixel_accuracy
+from messagenet.learning import upsample
+from messagenet.models import MessageNet
+from messagenet.training.batches import make_loader
+from messagenet.training.cache import FeatureCache
+from messagenet.training.entries import Entry, collate_entries
+
+TOGETHER = 8
+
+
+class Validation:
+    """A data set, ready to score networks on.
+
+    Args:
+        data: The images.
+        accelerator: The processes to share them with.
+        workers: Processes that prepare images.
+        cache: Their features and masks, if they are cached.
+    """
+
+    def __init__(
+        self,
+        data: SegmentationData,
+        accelerator: Accelerator,
+        workers: int,
+        cache: FeatureCache | None = None,
+    ) -> None:
+        self.data, self.accelerator, self.workers, self.cache = data, accelerator, workers, cache
+
+    @torch.no_grad()
+    def score(self, net: MessageNet) -> Confusion:
+        """The confusion matrix over all processes' shares; leaves the network in evaluation mode."""
+        net.eval()
+        confusion = Confusion(self.data.classes.num_classes)
+        for group in equal_sizes(item for item in self._items() if item.mask is not None):
+            with self.accelerator.autocast():
+                logits, masks = self._predicted(net, group)
+            confusion.update(logits.argmax(1).cpu().numpy(), masks.numpy())
+        matrix = torch.from_numpy(confusion.matrix).to(self.accelerator.device)
+        confusion.matrix = self.accelerator.reduce(matrix, "sum").cpu().numpy()
+        if not confusion.matrix.any():
+            raise InputError(
+                f"{self.data.name} has no labelled pixel to score; check its masks, or set val_split: null"
+            )
+        return confusion
+
+    def _items(self) -> Iterable[Sample | Entry]:
+        share = range(self.accelerator.process_index, len(self.data), self.accelerator.num_processes)
+        if self.cache is None:
+            return make_loader(self.data, [[index] for index in share], _only, self.workers)
+        return make_loader(self.cache, [[(0, index)] for index in share], _only, self.workers)
+
+    def _predicted(self, net: MessageNet, group: list[Any]) -> tuple[Tensor, Tensor]:
+        """Logits (B, K, H, W) and truth (B, H, W) of images of one size."""
+        device = self.accelerator.device
+        if self.cache is None:
+            batch = collate(group)
+            assert batch.masks is not None
+            return net.pixel_logits(batch.images.to(device)), batch.masks
+        masks = torch.stack([entry.mask for entry in group])
+        nodes = net.head(collate_entries(group).to(device).features)  # (B, K, h, w)
+        return upsample(nodes, (masks.shape[1], masks.shape[2]), net.stride), masks
+
+
+def score_record(confusion: Confusion, class_names: Iterable[str]) -> dict[str, Any]:
+    """The figures of a confusion matrix for the log; null for a class that does not occur."""
+    each = iou_per_class(confusion.matrix).tolist()
+    return {
+        "mean_iou": mean_iou(confusion.matrix),
+        "pixel_accuracy": pixel_accuracy(confusion.matrix),
+        "class_iou": {
+            name: None if math.isnan(iou) else iou for name, iou in zip(class_names, each, strict=True)
+        },
+    }
+
+
+def equal_sizes(items: Iterable[Any]) -> Iterator[list[Any]]:
+    """Neighbours whose masks are of one size, a few at a time."""
+    group: list[Any] = []
+    for item in items:
+        if group and (len(group) == TOGETHER or item.mask.shape != group[0].mask.shape):
+            yield group
+            group = []
+        group.append(item)
+    if group:
+        yield group
+
+
+def _only(items: list[Any]) -> Any:
+    return items[0]

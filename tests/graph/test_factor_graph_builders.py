@@ -1,0 +1,66 @@
+"""Builders of factor graphs."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from messagenet.errors import InputError
+from messagenet.graph.builders import (
+    chain_graph,
+    grid_factor_graph,
+    random_graph,
+    random_potentials,
+    random_tree,
+    tree_graph,
+)
+
+
+def edges(graph):
+    return [scope for scope in graph.scopes() if len(scope) == 2]
+
+
+def test_chain():
+    graph = chain_graph([2, 3, 4])
+    assert edges(graph) == [(0, 1), (1, 2)]
+    assert chain_graph([2]).scopes() == [(0,)]
+
+
+def test_tree_and_forest():
+    assert edges(tree_graph([-1, 0, 0, 2, -1], [2] * 5)) == [(0, 1), (0, 2), (2, 3)]
+    assert edges(tree_graph([1, -1], [2, 2])) == [(1, 0)]
+    with pytest.raises(InputError, match="lead back"):
+        tree_graph([2, 0, 1], [2, 2, 2])
+    with pytest.raises(InputError, match="parent 5 does not exist"):
+        tree_graph([-1, 5], [2, 2])
+    with pytest.raises(InputError, match="one"):
+        tree_graph([-1, 0], [2, 2, 2])
+
+
+def test_random_tree_is_a_tree():
+    graph = random_tree(50, cardinality=(2, 4), generator=torch.Generator().manual_seed(0))
+    assert [child for _, child in edges(graph)] == list(range(1, 50))
+    assert all(parent < child for parent, child in edges(graph))
+    assert set(graph.cardinalities.tolist()) == {2, 3, 4}
+
+
+def test_grid_has_every_neighbour_once():
+    found = edges(grid_factor_graph(3, 4, 2))
+    expected = [
+        (a, b) for a in range(12) for b in range(a + 1, 12) if abs(a // 4 - b // 4) + abs(a % 4 - b % 4) == 1
+    ]
+    assert sorted(found) == expected
+    assert len(grid_factor_graph(1, 1, 3).groups) == 1
+    assert len(grid_factor_graph(1, 4, 3).groups) == 2
+    with pytest.raises(InputError, match="positive sizes"):
+        grid_factor_graph(0, 3, 2)
+
+
+def test_random_graph_and_potentials():
+    graph = random_graph(8, 20, order=3, cardinality=4, generator=torch.Generator().manual_seed(0))
+    assert all(len(set(scope)) == 3 for scope in graph.scopes()[8:])
+    assert len(graph.scopes()) == 28
+    tables = random_potentials(graph, batch=2, dtype=torch.float32)
+    assert [tuple(table.shape) for table in tables] == [(2, 8, 4), (2, 20, 4, 4, 4)]
+    with pytest.raises(InputError, match="order 9"):
+        random_graph(8, 1, order=9)

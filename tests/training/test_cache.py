@@ -1,0 +1,155 @@
+"""Cached features: the same training as without, entries made once, damage repaired, changes noticed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from accelerate import Accelerator
+from PIL import Image
+from safetensors.torch import load_file
+
+from messagenet.data import VOID, Augment, FolderData, SegmentationData, SyntheticScenes
+from messagenet.models import MessageNet
+from messagenet.training import TrainResult
+from messagenet.training.build import DataSets
+from messagenet.training.cache import FeatureCache
+from messagenet.training.cache_key import CacheSettings
+from messagenet.training.config import LossConfig
+from messagenet.training.entries import collate_entries
+from messagenet.training.log import read_log
+
+Run = Callable[..., TrainResult]
+FROZEN = ("run.freeze_backbone=true", "run.evaluate_every=3")
+CACHED = (*FROZEN, "run.cache_features=true", "run.cache_precision=fp32")
+
+
+def figures(result: TrainResult) -> list[float]:
+    records = read_log(result.folder / "log.jsonl")
+    return [record.get("loss", record.get("mean_iou")) for record in records]
+
+
+def mixed_folder(root: Path) -> FolderData:
+    """Images of three sizes."""
+    for number, size in enumerate([48, 64, 48, 56, 64, 48]):
+        sample = SyntheticScenes(6, size=size)[number]
+        for kind, array in (("images", sample.image), ("masks", sample.mask)):
+            path = root / kind / f"{number}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(np.asarray(array)).save(path)
+    (root / "classes.txt").write_text("\n".join(SyntheticScenes(1).classes.names))
+    return FolderData(root)
+
+
+@pytest.mark.parametrize("resolution", ["nodes", "pixels"])
+@pytest.mark.parametrize("separate", ["false", "true"])
+def test_training_on_cached_features_is_the_same_training(
+    run: Run, tmp_path: Path, resolution: str, separate: str
+) -> None:
+    data = mixed_folder(tmp_path / "data")
+    settings = (f"loss.resolution={resolution}", f"model.separate_features={separate}")
+    plain = run(*FROZEN, *settings, name="plain", data=DataSets(data, data))
+    cached = run(*CACHED, *settings, name="cached", data=DataSets(data, data))
+    # Not exactly the same: a smaller image of a batch is padded before the backbone, or its features after it.
+    np.testing.assert_allclose(figures(cached), figures(plain), rtol=1e-2)
+
+
+def test_images_of_one_size_give_the_same_weights(run: Run) -> None:
+    plain = run(*FROZEN, name="plain")
+    cached = run(*CACHED, name="cached")
+    np.testing.assert_allclose(figures(cached), figures(plain), rtol=1e-5)
+    first, second = (load_file(each.folder / "last" / "model.safetensors") for each in (plain, cached))
+    for name in first:
+        torch.testing.assert_close(second[name], first[name], rtol=1e-3, atol=1e-5)
+
+
+@pytest.fixture
+def net() -> MessageNet:
+    torch.manual_seed(0)
+    return MessageNet("tiny", SyntheticScenes(1).classes, hidden=8, backbone_options={"width": 4})
+
+
+def cache_of(net: MessageNet, data: SegmentationData, folder: Path, **settings: object) -> FeatureCache:
+    chosen = {"loss": LossConfig(), "augment": Augment(mirror=True, crop=48), **settings}
+    return FeatureCache(net, data, folder, CacheSettings(**chosen))  # type: ignore[arg-type]
+
+
+def test_entries_hold_features_and_truth(net: MessageNet, tmp_path: Path) -> None:
+    data = SyntheticScenes(3, size=48)
+    cache = cache_of(net, data, tmp_path, precision="fp32", masks=True)
+    assert cache.build(Accelerator(), workers=0) == 3
+    sample, entry = data[1], cache.read(0, 1)
+    image = torch.from_numpy(sample.image.transpose(2, 0, 1).copy()).float()[None] / 255
+    with torch.no_grad():
+        torch.testing.assert_close(entry.features["shared"], net.features(image)[0])
+    assert sample.mask is not None
+    assert entry.mask is not None
+    np.testing.assert_array_equal(entry.mask.numpy(), sample.mask)
+    np.testing.assert_array_equal(entry.truth.numpy(), sample.mask[2::4, 2::4])
+    assert entry.name == sample.name
+
+
+def test_only_missing_and_damaged_entries_are_made(net: MessageNet, tmp_path: Path) -> None:
+    data = SyntheticScenes(4, size=48)
+    first = cache_of(net, data, tmp_path)
+    assert first.build(Accelerator(), workers=0) == 4
+    assert cache_of(net, data, tmp_path).build(Accelerator(), workers=0) == 0
+    whole = first.path(0, 2).read_bytes()
+    first.path(0, 1).unlink()
+    first.path(0, 2).write_bytes(whole[:-10])
+    first.path(0, 3).write_bytes(b"")
+    again = cache_of(net, data, tmp_path)
+    assert again.missing() == [(0, 1), (0, 2), (0, 3)]
+    assert again.build(Accelerator(), workers=0) == 3
+    assert first.path(0, 2).read_bytes() == whole
+
+
+def test_versions_take_turns(net: MessageNet, tmp_path: Path) -> None:
+    data = SyntheticScenes(2, size=64)
+    cache = cache_of(net, data, tmp_path, versions=3)
+    assert cache.build(Accelerator(), workers=0) == 6
+    shapes = [tuple(cache[epoch, 1].truth.shape) for epoch in range(4)]
+    assert shapes == [(12, 12), (12, 12), (16, 16), (12, 12)]  # version 0 is the whole image
+
+
+def test_whatever_entries_depend_on_gives_another_folder(net: MessageNet, tmp_path: Path) -> None:
+    data = mixed_folder(tmp_path / "data")
+    folders = [cache_of(net, data, tmp_path).folder]
+
+    def differs(cache: FeatureCache) -> bool:
+        folders.append(cache.folder)
+        return len(set(folders)) == len(folders)
+
+    assert differs(cache_of(net, data, tmp_path, precision="fp32"))
+    assert differs(cache_of(net, data, tmp_path, loss=LossConfig(cell_label="majority")))
+    assert differs(cache_of(net, data, tmp_path, versions=2))
+    assert differs(cache_of(net, data, tmp_path, versions=2, seed=1))
+    assert differs(cache_of(net, data, tmp_path, versions=2, augment=Augment()))
+    mask = tmp_path / "data" / "masks" / "1.png"
+    os.utime(mask, ns=(1, 1))
+    assert differs(cache_of(net, data, tmp_path))
+    with torch.no_grad():
+        next(net.backbones.parameters()).mul_(1.001)
+    assert differs(cache_of(net, data, tmp_path))
+    head = cache_of(net, data, tmp_path).folder
+    with torch.no_grad():
+        next(net.head.parameters()).mul_(2)
+    assert cache_of(net, data, tmp_path).folder == head
+
+
+def test_smaller_entries_are_padded(net: MessageNet, tmp_path: Path) -> None:
+    data = mixed_folder(tmp_path / "data")
+    cache = cache_of(net, data, tmp_path)
+    cache.build(Accelerator(), workers=0)
+    batch = collate_entries([cache.read(0, 0), cache.read(0, 1)])
+    assert isinstance(batch.features, torch.Tensor)
+    assert batch.features.shape == (2, 4, 16, 16)
+    assert batch.features.dtype == torch.float32
+    assert batch.valid is not None
+    assert batch.valid.sum((1, 2)).tolist() == [144, 256]
+    assert (batch.truth[0, 12:] == VOID).all()
+    assert (batch.features[0, :, :, 12:] == 0).all()

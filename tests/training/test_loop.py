@@ -1,0 +1,274 @@
+"""Whole runs: they learn, repeat themselves, stop when asked, and refuse what cannot work."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from messagenet.data import Classes, Sample, SegmentationData, SyntheticScenes
+from messagenet.errors import InputError
+from messagenet.evaluation import Confusion
+from messagenet.models import MessageNet, UnaryNet
+from messagenet.training import Bar, Silent, TrainConfig, TrainResult, load_config, train
+from messagenet.training.build import DataSets
+from messagenet.training.log import read_log
+
+Run = Callable[..., TrainResult]
+
+
+def weights(result: TrainResult, which: str = "last") -> dict[str, torch.Tensor]:
+    return load_file(result.folder / which / "model.safetensors")
+
+
+def losses(result: TrainResult) -> list[float]:
+    return [record["loss"] for record in read_log(result.folder / "log.jsonl") if "loss" in record]
+
+
+def same(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> bool:
+    return all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_training_reduces_the_loss_and_writes_everything(run: Run, tmp_path: Path) -> None:
+    result = run("run.steps=25", "run.evaluate_every=10", "run.checkpoint_every=8", progress=Bar())
+    assert losses(result)[-1] < 0.7 * losses(result)[0]
+    assert (result.steps, result.interrupted) == (25, False)
+    names = {path.name for path in result.folder.iterdir()}
+    assert names == {"config.yaml", "log.jsonl", "tensorboard", "last", "best", "checkpoint"}
+    assert load_config(result.folder / "config.yaml").run.steps == 25
+    records = read_log(result.folder / "log.jsonl")
+    assert [record["step"] for record in records if "loss" in record] == list(range(1, 26))
+    scores = {record["step"]: record["mean_iou"] for record in records if "mean_iou" in record}
+    assert list(scores) == [10, 20, 25]
+    assert result.best_iou == max(scores.values())
+    assert result.last_iou == scores[25]
+    assert all(0 <= record["waiting"] <= 1 for record in records if "loss" in record)
+
+
+def test_the_score_is_that_of_the_saved_model_on_whole_images(run: Run) -> None:
+    result = run("run.steps=12", "run.ema=0.5")
+    net = MessageNet.from_pretrained(result.folder / "best")
+    val = SyntheticScenes(3, size=48, split="val")
+    confusion = Confusion(val.classes.num_classes)
+    for sample in val:
+        image = torch.from_numpy(sample.image.transpose(2, 0, 1).copy()).float()[None] / 255
+        confusion.update(net.marginals(image).argmax(1)[0].numpy(), sample.mask)
+    union = confusion.matrix.sum(0) + confusion.matrix.sum(1) - np.diag(confusion.matrix)
+    expected = (np.diag(confusion.matrix)[union > 0] / union[union > 0]).mean()
+    assert result.best_iou == pytest.approx(expected, abs=1e-12)
+
+
+def test_the_same_seed_gives_the_same_weights_whatever_the_workers(run: Run) -> None:
+    first = run("augment.mirror=true", "augment.brightness=0.2", name="a")
+    second = run("augment.mirror=true", "augment.brightness=0.2", "run.workers=2", name="b")
+    other = run("augment.mirror=true", "augment.brightness=0.2", "run.seed=1", name="c")
+    assert same(weights(first), weights(second))
+    assert losses(first) == losses(second)
+    assert not same(weights(first), weights(other))
+
+
+@pytest.mark.parametrize("optimiser", ["sgd", "adamw"])
+def test_accumulated_batches_are_one_large_batch(run: Run, optimiser: str) -> None:
+    settings = (f"optimiser.name={optimiser}", "optimiser.lr=0.01", "optimiser.clip=0.5")
+    large = run(*settings, "run.batch_size=6", name="large")
+    small = run(*settings, "run.batch_size=2", "run.accumulate=3", name="small")
+    np.testing.assert_allclose(losses(small), losses(large), rtol=1e-5)
+    for name, values in weights(large).items():
+        torch.testing.assert_close(weights(small)[name], values, rtol=1e-3, atol=2e-5)
+
+
+def test_one_step_is_the_textbook_one(run: Run, small: Callable[..., TrainConfig]) -> None:
+    """A step of plain SGD against autograd on the mean over all labelled nodes."""
+    from messagenet.data import collate
+    from messagenet.learning import marginal_cross_entropy
+    from messagenet.training.batches import Plan
+    from messagenet.training.build import build_network
+
+    settings = ("optimiser.name=sgd", "optimiser.momentum=0", "optimiser.weight_decay=0", "optimiser.clip=0")
+    result = run(
+        *settings,
+        "run.steps=1",
+        "optimiser.lr=0.5",
+        "run.batch_size=2",
+        "run.accumulate=2",
+        "schedule.warmup=0",
+    )
+    config = small()
+    data = SyntheticScenes(8, size=48)
+    net = build_network(config.model, data.classes, 0).net
+    batch = collate([data[i] for _, i in next(Plan(8, 4, 1, 1, 1, 0).batches(0))])
+    loss = marginal_cross_entropy(net(batch.images), batch.masks, net.stride)
+    loss.backward()
+    assert losses(result) == [pytest.approx(loss.item(), rel=1e-6)]
+    for name, parameter in net.named_parameters():
+        expected = parameter.detach() - 0.5 * parameter.grad
+        torch.testing.assert_close(weights(result)[name], expected, rtol=1e-4, atol=1e-6)
+
+
+class StopAt(Silent):
+    """Sends Ctrl-C after a step."""
+
+    def __init__(self, step: int) -> None:
+        self.at = step  # every process of a terminal gets its Ctrl-C, so the workers do too
+        self.result: TrainResult | None = None
+
+    def step(self, step: int, record: dict[str, Any] | None) -> None:
+        if step == self.at:
+            for process in (os.getpid(), *(child.pid for child in multiprocessing.active_children())):
+                os.kill(process or 0, signal.SIGINT)
+
+    def finished(self, result: TrainResult | None) -> None:
+        self.result = result
+
+
+@pytest.mark.parametrize(
+    "extra", [("run.workers=1",), ("run.ema=0.8", "run.log_every=4", "optimiser.name=sgd")]
+)
+def test_ctrl_c_finishes_the_step_and_resuming_ends_where_it_would_have(
+    run: Run, extra: tuple[str, ...]
+) -> None:
+    settings = ("run.steps=9", "run.evaluate_every=3", "augment.mirror=true", *extra)
+    whole = run(*settings, name="whole")
+    watcher = StopAt(5)
+    part = run(*settings, name="part", progress=watcher)
+    assert (part.interrupted, part.steps, watcher.result) == (True, 6, part)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    resumed = run(*settings, name="part", resume=True)
+    assert (resumed.interrupted, resumed.steps) == (False, 9)
+    assert losses(resumed) == losses(whole)
+    assert same(weights(resumed), weights(whole))
+    assert same(weights(resumed, "best"), weights(whole, "best"))
+    assert resumed.best_iou == whole.best_iou
+
+
+def test_resuming_a_finished_run_changes_nothing(run: Run) -> None:
+    first = run()
+    before = weights(first)
+    again = run(resume=True)
+    assert (again.steps, again.best_iou) == (first.steps, first.best_iou)
+    assert same(before, weights(again))
+
+
+def test_resuming_where_nothing_was_written_begins(run: Run) -> None:
+    assert run(resume=True).steps == 6
+
+
+def test_a_folder_in_use_is_not_written_over(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "mine.txt").write_text("precious")
+    with pytest.raises(InputError, match=r"is not empty.*--resume.*another folder"):
+        run()
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["mine.txt"]
+
+
+def test_resuming_with_other_settings_is_refused(run: Run) -> None:
+    run()
+    with pytest.raises(InputError, match=r"optimiser\.lr is 0\.5, but 0\.004"):
+        run("optimiser.lr=0.5", resume=True)
+    with pytest.raises(InputError, match="took 4 images per step, now it would be 3"):
+        run("run.batch_size=3", resume=True)
+    run("run.batch_size=2", "run.accumulate=2", "run.workers=1", resume=True)
+
+
+class Renamed(SegmentationData):
+    """Scenes under other class names."""
+
+    def __init__(self, data: SegmentationData, names: tuple[str, ...]) -> None:
+        self.data, self.name, self.classes = data, data.name, Classes(names)
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def sample_name(self, index: int) -> str:
+        return self.data.sample_name(index)
+
+    def load(self, index: int) -> Sample:
+        return self.data.load(index)
+
+
+def test_resuming_with_other_classes_is_refused(run: Run, scenes: DataSets) -> None:
+    run()
+    more = tuple(f"class {number}" for number in range(12))
+    other = DataSets(Renamed(scenes.train, more), None)
+    with pytest.raises(InputError, match=r"has 9 classes .* the data have 12"):
+        run(resume=True, data=other)
+
+
+def test_training_and_validation_classes_must_agree(run: Run, scenes: DataSets) -> None:
+    more = tuple(f"class {number}" for number in range(12))
+    with pytest.raises(InputError, match="different classes"):
+        run(data=DataSets(scenes.train, Renamed(scenes.val or scenes.train, more)))
+
+
+def test_divergence_names_the_rate_and_the_images_and_writes_nothing(run: Run, tmp_path: Path) -> None:
+    settings = ("optimiser.lr=1e30", "optimiser.clip=0", "optimiser.name=sgd", "schedule.warmup=0")
+    with pytest.raises(InputError, match=r"optimiser\.lr = 1e\+30, on train-0000\d") as caught:
+        run(*settings, "run.checkpoint_every=1")
+    assert "\n" not in str(caught.value)
+    for model in (tmp_path / "run").glob("**/*.safetensors"):
+        assert all(torch.isfinite(values).all() for values in load_file(model).values())
+
+
+def test_a_relation_that_reaches_nobody_is_refused_before_anything_is_written(
+    run: Run, tmp_path: Path
+) -> None:
+    with pytest.raises(InputError, match=r"relation above:0\.05 reaches no node.*12x12 nodes.*above:3cells"):
+        run("model.relations=[surrounding:0.4, above:0.05]")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_unary_network_needs_no_relations(run: Run) -> None:
+    result = run("model.kind=unary", "model.relations=[above:0.05]", "model.separate_features=true")
+    assert isinstance(UnaryNet.from_pretrained(result.folder / "best"), UnaryNet)
+
+
+def test_without_validation_the_best_is_the_last(run: Run, scenes: DataSets) -> None:
+    result = run(data=DataSets(scenes.train, None))
+    assert (result.best_iou, result.last_iou) == (None, None)
+    assert same(weights(result), weights(result, "best"))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ("run.precision=bf16",),
+        ("run.norm=frozen", "loss.resolution=pixels"),
+        ("model.separate_features=true", "model.iterations=2", "model.tied=false"),
+        ("augment.scale_range=[0.7, 1.3]",),
+    ],
+)
+def test_other_settings_train_too(run: Run, settings: tuple[str, ...]) -> None:
+    result = run(*settings, "run.steps=15", "model.relations=[surrounding:3cells]")
+    assert losses(result)[-1] < losses(result)[0]
+
+
+def test_half_precision_needs_a_gpu(run: Run) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is one")
+    with pytest.raises(InputError, match="use bf16 or no"):
+        run("run.precision=fp16")
+
+
+def test_a_trained_backbone_can_be_taken_over_and_frozen(run: Run) -> None:
+    first = run("model.kind=unary", name="first")
+    folder = first.folder / "last"
+    second = run(f"model.pretrained={folder}", "run.freeze_backbone=true", name="second")
+    theirs, ours = weights(first), weights(second)
+    backbone = [name for name in ours if name.startswith("backbones.")]
+    assert backbone
+    assert all(torch.equal(ours[name], theirs[name]) for name in backbone)
+    with pytest.raises(InputError, match="has other options"):
+        run(f"model.pretrained={folder}", "model.backbone_options={width: 16}", name="third")
+
+
+def test_data_are_opened_from_the_configuration(tmp_path: Path, small: Callable[..., TrainConfig]) -> None:
+    result = train(small("data.spec=synthetic:6", "data.val_limit=2", "run.steps=2"), tmp_path / "run")
+    assert result.steps == 2
