@@ -1,6 +1,6 @@
 """The fused sum over a range box against a loop over offsets and against concatenate-and-multiply.
 
-32×32 nodes, 13×13 box (168 senders), 256 features, 256 hidden units, float32. For every node p,
+32×32 nodes, 13×13 box (168 senders), 512 features (the paper's), 256 hidden units, float32. For every node p,
 
     naive   Σ_q relu(W [f_p ; f_q] + b)      one product per edge, over a list of all edges
     loop    Σ_q relu(P_p + Q_q)              P, Q per node; a Python loop over the 168 offsets
@@ -26,7 +26,7 @@ from messagenet import surrounding
 from messagenet.estimators import relu_sum, use_backend
 from messagenet.graph import window
 
-SIDE, HIDDEN, CHANNELS = 32, 256, 256
+SIDE, HIDDEN, CHANNELS = 32, 256, 512
 OFFSETS = surrounding(cells=13).offsets_on(SIDE, SIDE)
 
 

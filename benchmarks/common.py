@@ -9,14 +9,18 @@ from __future__ import annotations
 import json
 import os
 import platform
+import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-
 import torch
+
+if os.environ.get("OMP_WAIT_POLICY") != "PASSIVE":
+    # Idle threads must sleep, not spin against the next function timed; OpenMP reads this when torch is loaded.
+    os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
+    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
 def machine() -> str:
@@ -28,7 +32,7 @@ def machine() -> str:
         name = platform.processor() or platform.machine()
     load = f"load {os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else ""
     return (
-        f"{name}, {os.cpu_count()} cores, {torch.get_num_threads()} torch threads, "
+        f"{name}, {os.cpu_count()} cores, {torch.get_num_threads()} torch threads (passive), "
         f"torch {torch.__version__}, Python {platform.python_version()}, {load}"
     )
 

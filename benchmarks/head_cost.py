@@ -28,7 +28,7 @@ def training_step(net: MessageNet, images: torch.Tensor, masks: torch.Tensor) ->
 
 def head_step(num_classes: int, features: torch.Tensor) -> Callable[[], None]:
     torch.manual_seed(0)
-    head = MessagePassing(features.shape[1], num_classes, PAPER_RELATIONS, hidden=512)
+    head = MessagePassing(features.shape[1], num_classes, PAPER_RELATIONS, hidden=256)
     masks = torch.randint(0, num_classes, (BATCH, *features.shape[2:]))
 
     def step() -> None:
@@ -46,7 +46,7 @@ def main() -> None:
         name: training_step(kind("efficientnet_lite0", 21).train(), images, masks)
         for name, kind in (("messages", MessageNet), ("unary", UnaryNet))
     }
-    whole = seconds(steps, turns=10, budget=120)
+    whole = seconds(steps, turns=15, budget=120)
     features = torch.randn(BATCH, 256, SIDE // 16, SIDE // 16)
     heads = seconds({f"K={k}": head_step(k, features) for k in (21, 150)}, turns=20)
     print(

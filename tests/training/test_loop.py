@@ -152,7 +152,10 @@ def test_ctrl_c_finishes_the_step_and_resuming_ends_where_it_would_have(
 def test_resuming_a_finished_run_changes_nothing(run: Run) -> None:
     first = run()
     before = weights(first)
+    half_written = first.folder / "last" / ".model.safetensors.0a1b2c3d.part"
+    half_written.write_bytes(b"killed")
     again = run(resume=True)
+    assert not half_written.exists()
     assert (again.steps, again.best_iou) == (first.steps, first.best_iou)
     assert same(before, weights(again))
 

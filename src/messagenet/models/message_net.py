@@ -55,7 +55,7 @@ class MessageNet(nn.Module):
         *,
         backbone_options: Mapping[str, Any] | None = None,
         separate_features: bool = False,
-        hidden: int = 512,
+        hidden: int = 256,
         iterations: int = 1,
         tied: bool = True,
         cavity: CavityMode = "factor",

@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file
-from safetensors.torch import save as dump_tensors
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from messagenet.errors import InputError
@@ -43,19 +42,18 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
     try:
         part.mkdir(parents=True)
         tensors = {name: values.detach().contiguous().cpu() for name, values in checkpoint.tensors.items()}
-        _write_through(part / TENSORS, dump_tensors(tensors))
+        save_file(tensors, part / TENSORS)
         state = {"step": checkpoint.step, **checkpoint.state}
-        _write_through(part / STATE, (json.dumps(state, indent=2) + "\n").encode())
-        _flush(part)
+        (part / STATE).write_text(json.dumps(state, indent=2) + "\n", encoding="utf-8")
+        for written in (part / TENSORS, part / STATE, part):
+            _flush(written)
         if target.exists():
             shutil.rmtree(target)
         os.replace(part, target)
         _flush(folder)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         shutil.rmtree(part, ignore_errors=True)
-        raise InputError(
-            f"cannot write {target} ({error.strerror}); make room, then go on with --resume"
-        ) from None
+        raise InputError(f"cannot write {target} ({error}); make room, then go on with --resume") from None
     for old in _steps(folder)[:-KEPT]:
         shutil.rmtree(old, ignore_errors=True)
     for left in folder.glob(f"{PART}*"):
@@ -82,18 +80,11 @@ def _steps(folder: Path) -> list[Path]:
     return sorted(folder.glob(f"{PREFIX}*")) if folder.is_dir() else []
 
 
-def _write_through(path: Path, content: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _flush(folder: Path) -> None:
-    """Makes names in a folder permanent, where the system allows it."""
-    if os.name != "posix":
+def _flush(path: Path) -> None:
+    """Waits until a file, or the names in a folder, are on the disk; folders only where the system allows it."""
+    if path.is_dir() and os.name != "posix":
         return
-    descriptor = os.open(folder, os.O_RDONLY)
+    descriptor = os.open(path, os.O_RDONLY if os.name == "posix" else os.O_RDWR)
     try:
         os.fsync(descriptor)
     finally:

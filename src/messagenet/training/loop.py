@@ -20,7 +20,7 @@ from typing import Any
 
 from accelerate import Accelerator  # type: ignore[import-untyped]
 
-from messagenet.data import collate
+from messagenet.data import SegmentationData, collate
 from messagenet.training.batches import AugmentedData, Plan, PlannedBatches, default_workers, make_loader
 from messagenet.training.build import DataSets, build_network, check_data, check_reach, open_sets
 from messagenet.training.cache import FeatureCache
@@ -36,7 +36,7 @@ from messagenet.training.log import RunLog
 from messagenet.training.meter import Fetch, Meter
 from messagenet.training.processes import start_processes
 from messagenet.training.progress import Progress, RunInfo, Silent, TrainResult
-from messagenet.training.resume import Layout, check_folder, find_checkpoint
+from messagenet.training.resume import Layout, check_folder, find_checkpoint, remove_leftovers
 from messagenet.training.validate import Validation, score_record
 
 
@@ -106,8 +106,8 @@ class _Run:
         self.began = time.perf_counter()
         result = None
         try:
+            self._open()
             with Interrupt() as interrupt:
-                self._open()
                 result = self._loop(interrupt)
         finally:
             if self.log is not None:
@@ -119,6 +119,7 @@ class _Run:
         """Writes the first files, once every process has looked at the folder."""
         self.accelerator.wait_for_everyone()
         if self.accelerator.is_main_process:
+            remove_leftovers(self.layout)
             save_config(self.config, self.layout.config)
             self.log = RunLog(self.layout.folder, self.step)
         self.progress.start(self._info())
@@ -142,7 +143,7 @@ class _Run:
             self.best,
         )
 
-    def _cached(self, data: Any, versions: int, masks: bool) -> FeatureCache | None:
+    def _cached(self, data: SegmentationData, versions: int, masks: bool) -> FeatureCache | None:
         run = self.config.run
         if not run.cache_features:
             return None

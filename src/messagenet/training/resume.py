@@ -66,6 +66,13 @@ def check_folder(folder: Path, resume: bool) -> None:
         )
 
 
+def remove_leftovers(layout: Layout) -> None:
+    """Removes files that a killed run was just writing (see `messagenet.files`)."""
+    for folder in (layout.folder, layout.last, layout.best):
+        for left in folder.glob(".*.part"):
+            left.unlink(missing_ok=True)
+
+
 def find_checkpoint(layout: Layout, config: TrainConfig, plan: Plan, classes: Classes) -> Checkpoint | None:
     """The checkpoint to go on from, if there is one; refuses one of another run."""
     if layout.config.is_file():

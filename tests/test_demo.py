@@ -1,0 +1,31 @@
+"""The demonstration at a small size: messages must win where only the arrangement tells."""
+
+from __future__ import annotations
+
+from rich.console import Console
+
+from messagenet import demo
+
+
+def test_messages_win_by_far_and_the_sheet_is_drawn(tmp_path, monkeypatch):
+    choose = demo.choose_config
+
+    def small(**arguments):
+        extra = [
+            "data.spec=synthetic:200",
+            "data.val_limit=10",
+            "run.steps=70",
+            "run.workers=0",
+            "schedule.warmup=10",
+        ]
+        return choose(**{**arguments, "overrides": [*arguments["overrides"], *extra]})
+
+    monkeypatch.setattr(demo, "choose_config", small)
+    monkeypatch.setattr(demo, "TEST_SCENES", 20)
+    console = Console(record=True, file=open("/dev/null", "w"), width=100)  # noqa: SIM115
+    scores = demo.run_demo(tmp_path / "demo", console=console)
+    assert scores["messages"].mean_iou > scores["unary"].mean_iou + 0.15
+    assert (tmp_path / "demo" / "scenes.png").is_file()
+    text = console.export_text()
+    assert "Mean IoU" in text
+    assert "scenes.png" in text.replace("\n", "")
