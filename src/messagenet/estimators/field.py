@@ -104,7 +104,9 @@ def fields(
 
     The numbers are None where one field holds the whole batch at its full size.
     """
-    maps = {id(values): values.permute(0, 2, 3, 1).contiguous() for values in features.values()}  # (B, H, W, r)
+    maps = {
+        id(values): values.permute(0, 2, 3, 1).contiguous() for values in features.values()
+    }  # (B, H, W, r)
     last = {name: maps[id(values)] for name, values in features.items()}
     images, height, width, _ = next(iter(last.values())).shape
     if valid is None:
