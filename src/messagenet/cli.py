@@ -123,7 +123,6 @@ def train(
     )
     result = train(chosen, out, resume=resume, progress=Bar(console))
     if result.interrupted:
-        console.print(f"go on with: messagenet train --out {out} --resume")
         raise typer.Exit(130)
     console.print(
         f"the best model is in [bold]{out / 'best'}[/bold]: messagenet predict IMAGES --model {out / 'best'}"

@@ -42,7 +42,7 @@ class ModelConfig:
     backbone_options: dict[str, Any] = field(default_factory=dict)
     pretrained: str | None = None
     relations: tuple[str | dict[str, Any], ...] = ("surrounding:0.4", "above:0.4", "below:0.4")
-    hidden: int = 512
+    hidden: int = 256
     iterations: int = 1
     tied: bool = True
     cavity: CavityMode = "factor"
