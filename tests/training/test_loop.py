@@ -137,10 +137,10 @@ def test_ctrl_c_finishes_the_step_and_resuming_ends_where_it_would_have(
 ) -> None:
     settings = ("run.steps=9", "run.evaluate_every=3", "augment.mirror=true", *extra)
     whole = run(*settings, name="whole")
-    watcher = StopAt(5)
+    watcher, handler = StopAt(5), signal.getsignal(signal.SIGINT)
     part = run(*settings, name="part", progress=watcher)
     assert (part.interrupted, part.steps, watcher.result) == (True, 6, part)
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGINT) is handler
     resumed = run(*settings, name="part", resume=True)
     assert (resumed.interrupted, resumed.steps) == (False, 9)
     assert losses(resumed) == losses(whole)
