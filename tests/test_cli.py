@@ -13,11 +13,11 @@ import torch
 from PIL import Image
 
 from messagenet import cli
-from messagenet.data import SCENE_CLASSES, Classes, SyntheticScenes
+from messagenet.data import SCENE_CLASSES, SyntheticScenes
 from messagenet.models import MessageNet, UnaryNet
 
 
-def run(*arguments: object, monkeypatch=None) -> int:
+def run(*arguments: object) -> int:
     """Runs the command in this process; its exit code."""
     old = sys.argv
     sys.argv = ["messagenet", *map(str, arguments)]
@@ -79,8 +79,8 @@ def test_data_check_counts_and_fails_on_problems(street, tmp_path, capsys):
     Image.fromarray(np.full((24, 32), 77, np.uint8)).save(street / "masks" / "4.png")
     assert run("data", "check", f"folder:{street}") == 2
     text = capsys.readouterr().out
-    assert "77" in text
-    assert "2" in text
+    assert "77 (768 pixels)" in text
+    assert "2.png" in text
 
 
 def damaged(street: Path, kind: str) -> None:
@@ -158,6 +158,38 @@ def test_predict_refuses_what_is_no_image_and_writes_nothing(model, tmp_path, ca
     assert not (tmp_path / "out").exists()
 
 
+def test_odd_names_and_places_are_shown_as_they_are(model, tmp_path, capsys):
+    (tmp_path / "odd[red].jpg").write_text("words")
+    assert run("predict", tmp_path / "odd[red].jpg", "--model", model, "--out", tmp_path / "out") == 2
+    assert "odd[red].jpg" in capsys.readouterr().err
+    Image.fromarray(SyntheticScenes(1)[0].image).save(tmp_path / "a.png")
+    assert run("predict", tmp_path / "a.png", "--model", model, "--out", tmp_path / "a.png") == 2
+    assert run("predict", tmp_path / "a.png", "--model", model, "--scales", "nan") == 2
+    assert run("predict", tmp_path / "a.png", "--model", model, "--save", "") == 2
+    assert run("predict", tmp_path / "a.png", "--model", tmp_path) == 2
+    assert capsys.readouterr().err.count("error: ") == 4
+
+
+def test_a_bad_file_met_by_a_worker_is_one_line_and_the_run_can_be_repeated(street, tmp_path, capsys):
+    mask = Image.open(street / "masks" / "0.png").copy()
+    for i in range(6):
+        Image.fromarray(np.full((24, 32), 9, np.uint8)).save(street / "masks" / f"{i}.png")
+    tiny = ["--preset", "tiny", "--set", "run.workers=1", "--set", "model.hidden=8", "--epochs", 1]
+    arguments = ["train", "--data", f"folder:{street}", "--out", tmp_path / "run", *tiny]
+    assert run(*arguments) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    for i in range(6):
+        mask.save(street / "masks" / f"{i}.png")
+    assert run(*arguments) == 0
+
+
+def test_settings_are_explained_before_training(capsys):
+    assert run("settings", "fast") == 0
+    text = capsys.readouterr().out
+    assert "# How often to go through the training images." in text
+    assert "efficientnet_lite0" in text
+
+
 def test_evaluate_compares_models(model, tmp_path, capsys):
     UnaryNet("tiny", SCENE_CLASSES, hidden=8).save(tmp_path / "other")
     assert run("evaluate", "--model", model, "--model", tmp_path / "other", "--data", "synthetic:3") == 0
@@ -190,4 +222,3 @@ def test_damaged_models_are_refused_by_name(model, tmp_path, capsys):
     )
     assert run("predict", image, "--model", model) == 2
     assert "shape" in capsys.readouterr().err
-    assert isinstance(Classes(("a", "b")), Classes)

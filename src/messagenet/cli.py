@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.text import Text
 
 from messagenet._version import __version__
 from messagenet.errors import InputError
@@ -130,6 +131,21 @@ def train(
 
 
 @app.command()
+def settings(
+    preset: Annotated[
+        str, typer.Argument(help="`default`, `fast`, `tiny`, `paper-vgg16`, or a YAML file.")
+    ] = "default",
+) -> None:
+    """Print every setting of a training, with its meaning and its value in a preset.
+
+    `messagenet settings fast > mine.yaml`, edit, then `messagenet train --config mine.yaml --data folder:DIR`.
+    """
+    from messagenet.training.config_files import config_text, load_config
+
+    sys.stdout.write(config_text(load_config(preset)))
+
+
+@app.command()
 def predict(
     images: Annotated[list[str], typer.Argument(help="Image files, folders or globs.")],
     model: Annotated[
@@ -162,7 +178,7 @@ def predict(
             _words(save) or [],
             progress=lambda done, total, file: bar.update(task, completed=done, total=total),
         )
-    console.print(f"{len(written)} files written to [bold]{out}[/bold]")
+    _say(f"{len(written)} files written to {out}")
 
 
 @app.command()
@@ -200,14 +216,14 @@ def evaluate(
     with _progress("scoring") as bar:
         for name, predictor in predictors.items():
             named[name] = score(predictor, labelled, progress=_advance(bar, name, len(labelled)))
-    console.print(scores_table(named, f"{labelled.name}, {split}"))
+    console.print(scores_table(named, labelled.name))
     if json_file:
         content = {name: scores.to_dict() for name, scores in named.items()}
         write_atomically(json_file, (json.dumps(content, indent=2) + "\n").encode())
     if report:
         examples = report_examples(predictors, labelled, next(reversed(named.values())))
-        write_report(named, examples, report, classes=labelled.classes, title=f"{labelled.name}, {split}")
-        console.print(f"report: [bold]{report}[/bold]")
+        write_report(named, examples, report, classes=labelled.classes, title=labelled.name)
+        _say(f"report: {report}")
 
 
 @app.command()
@@ -230,8 +246,9 @@ def infer(
 
     graph, result = solve(model, evidence, engine, task)  # type: ignore[arg-type]
     if not result.converged:
-        Console(stderr=True).print(
-            f"{engine} did not converge in {result.iterations} iterations; its answer is a guess"
+        print(
+            f"{engine} did not converge in {result.iterations} iterations: its answer is a guess",
+            file=sys.stderr,
         )
     text = format_result(graph, result, task)  # type: ignore[arg-type]
     if out:
@@ -253,21 +270,21 @@ def check(
     Exits with 2 if there is a problem.
     """
     from messagenet.data import check_data, open_data
-    from messagenet.report import contact_sheet
+    from messagenet.report import contact_sheet, save_png
 
     labelled = open_data(data, split, classes, void, strict=False)
     with _progress("checking") as bar:
         report = check_data(labelled, progress=_advance(bar, "images", len(labelled)))
-    console.print(report.summary(), markup=False, highlight=False)
+    _say(report.summary())
     if sheet:
-        sheet.parent.mkdir(parents=True, exist_ok=True)
-        contact_sheet(labelled).save(sheet)
-        console.print(f"contact sheet: [bold]{sheet}[/bold]")
+        _say(f"contact sheet: {save_png(contact_sheet(labelled), sheet)}")
     if report.problems:
         raise typer.Exit(2)
 
 
 def _predictor(folder: Path, flip: bool, scales: str, tile: int = 1024) -> Predictor:
+    import torch
+
     from messagenet.models import MessageNet
     from messagenet.prediction import Predictor, Views
 
@@ -276,13 +293,22 @@ def _predictor(folder: Path, flip: bool, scales: str, tile: int = 1024) -> Predi
     except ValueError:
         raise InputError(f"--scales {scales} is not a list of numbers; write it like 0.75,1,1.25") from None
     views = Views(flip=flip, scales=factors, tile=tile, overlap=min(256, tile // 4))
-    return Predictor(MessageNet.from_pretrained(folder), views)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    return Predictor(MessageNet.from_pretrained(folder).to(device), views)
 
 
 def _model_names(folders: list[Path]) -> list[str]:
     """What tables call the models: the name of the run's folder, or the whole path where two would be alike."""
-    short = [(folder.parent if folder.name in ("best", "last") else folder).name for folder in folders]
-    return short if len(set(short)) == len(short) else [str(folder) for folder in folders]
+    whole = [folder.absolute() for folder in folders]
+    if len(set(whole)) < len(whole):
+        raise InputError("a model is given twice; give each once")
+    short = [(folder.parent if folder.name in ("best", "last") else folder).name for folder in whole]
+    return short if len(set(short)) == len(short) else [str(folder) for folder in whole]
+
+
+def _say(text: str) -> None:
+    """Prints text as it is, whatever brackets it holds, and leaves the breaking of lines to the terminal."""
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def _words(text: str | None) -> list[str] | None:
@@ -311,7 +337,8 @@ def main() -> None:
     try:
         app()
     except InputError as error:
-        Console(stderr=True).print(f"[bold red]error:[/bold red] {error}", soft_wrap=True, highlight=False)
+        line = Text.assemble(("error:", "bold red"), " ", str(error))
+        Console(stderr=True).print(line, soft_wrap=True, highlight=False)
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)

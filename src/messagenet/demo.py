@@ -15,7 +15,7 @@ from messagenet.data import SyntheticScenes
 from messagenet.evaluation import Scores, scores_table
 from messagenet.models import MessageNet
 from messagenet.prediction import Predictor, score
-from messagenet.report import picture_sheet
+from messagenet.report import picture_sheet, save_png
 from messagenet.training import Bar, train
 from messagenet.training.choose import choose_config
 
@@ -49,7 +49,7 @@ def run_demo(out: str | Path, *, seed: int = 0, console: Console | None = None) 
     sheet = out / "scenes.png"
     draw_sheet(predictors, scenes, sheet)
     console.print(f"Messages add {messages - unary:.1f} points of mean IoU to the same backbone.")
-    console.print(f"Image, truth and both predictions side by side: [bold]{sheet}[/bold]")
+    console.print(f"Image, truth and both predictions side by side: {sheet}", markup=False, soft_wrap=True)
     return scores
 
 
@@ -60,8 +60,7 @@ def draw_sheet(predictors: dict[str, Predictor], scenes: SyntheticScenes, path: 
         sample = scenes[index]
         assert sample.mask is not None
         rows.append([sample.image, sample.mask, *(each.labels(sample.image) for each in predictors.values())])
-    path.parent.mkdir(parents=True, exist_ok=True)
-    picture_sheet(rows, ["image", "truth", *predictors], scenes.classes).save(path)
+    save_png(picture_sheet(rows, ["image", "truth", *predictors], scenes.classes), path)
 
 
 def _free_folder(folder: Path) -> Path:

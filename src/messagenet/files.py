@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import uuid
 from pathlib import Path
@@ -18,7 +19,8 @@ def write_atomically(path: str | Path, content: bytes) -> Path:
         temporary.write_bytes(content)
         os.replace(temporary, target)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
         raise InputError(
             f"cannot write {target} ({error.strerror}); choose a file in a writable folder"
         ) from None

@@ -5,15 +5,16 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+import warnings
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from messagenet import InputError, four_neighbours, surrounding
+from messagenet import InputError, above, below, four_neighbours, surrounding
 from messagenet.estimators import relu_sum, use_backend
-from messagenet.estimators.backends import _box, backend_for, windowed_gradients, windowed_total
+from messagenet.estimators.backends import BACKENDS, _box, backend_for, windowed_gradients, windowed_total
 
 
 def by_definition(receiver, sender, offsets):
@@ -67,13 +68,19 @@ def test_backends_equal_the_definition(offsets, shape, seed):
 
 def test_compiled_backend_gives_the_same_values():
     torch.manual_seed(0)
-    offsets = surrounding(cells=5).offsets_on(9, 9)
-    for shape in [(1, 9, 9, 16), (2, 7, 11, 16)]:
+    cases = [
+        (surrounding(cells=5), (1, 9, 9, 16)),
+        (above(cells=3), (2, 7, 11, 16)),
+        (below(cells=2), (1, 8, 5, 16)),
+    ]
+    for relation, shape in cases:
+        offsets = relation.offsets_on(*shape[1:3])
         receiver, sender, weights = (torch.randn(shape) for _ in range(3))
         receiver.requires_grad_()
         sender.requires_grad_()
         expected = sums(receiver, sender, offsets, weights)
-        with use_backend("windowed"):
+        with use_backend("windowed"), warnings.catch_warnings():
+            warnings.simplefilter("error", RuntimeWarning)  # a failure to compile would fall back to the loop
             for value, right in zip(sums(receiver, sender, offsets, weights), expected, strict=True):
                 torch.testing.assert_close(value, right, rtol=1e-4, atol=1e-4)
 
@@ -111,6 +118,8 @@ def test_large_maps_are_split_over_threads_without_a_seam():
     receiver, sender = torch.randn(3, 37, 29, 16), torch.randn(3, 37, 29, 16)
     with use_backend("loop"):
         expected = relu_sum(receiver, sender, offsets)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(4)
     results: list[torch.Tensor] = []
     callers = [
         threading.Thread(target=lambda: results.append(relu_sum(receiver, sender, offsets))) for _ in range(4)
@@ -119,6 +128,7 @@ def test_large_maps_are_split_over_threads_without_a_seam():
         caller.start()
     for caller in callers:
         caller.join()
+    torch.set_num_threads(threads)
     for result in results:
         torch.testing.assert_close(result, expected)
     assert len(results) == 4
@@ -140,4 +150,21 @@ def test_works_in_a_forked_child():
 def test_unknown_backend_names_the_nearest():
     with pytest.raises(InputError, match='did you mean "numba"'), use_backend("numbe"):
         pass
-    assert backend_for(torch.zeros(1, device="meta")) is not None
+    assert backend_for(torch.zeros(1, device="meta")) is BACKENDS["loop"]
+
+
+def test_second_derivatives_are_refused():
+    receiver, sender = (torch.randn(1, 3, 3, 2, requires_grad=True) for _ in range(2))
+    total = relu_sum(receiver, sender, ((0, 1),)).square().sum()
+    gradient, _ = torch.autograd.grad(total, (receiver, sender), create_graph=True)
+    with pytest.raises(RuntimeError, match="second derivatives"):
+        gradient.sum().backward()
+
+
+def test_inputs_may_lie_in_memory_in_any_way():
+    torch.manual_seed(0)
+    receiver, sender = (torch.randn(1, 5, 4, 3).permute(0, 2, 3, 1).requires_grad_() for _ in range(2))
+    torch.library.opcheck(torch.ops.messagenet.relu_sum, (receiver, sender, [0, 1, 1]))
+    torch.testing.assert_close(
+        relu_sum(receiver, sender, ((0, 1),)), by_definition(receiver, sender, ((0, 1),))
+    )

@@ -115,6 +115,49 @@ def test_equals_definition_in_values_and_gradients(options, size, seed, backend)
         )
 
 
+@pytest.mark.parametrize(("size", "iterations"), [((6, 7), 2), ((10, 11), 1), ((7, 6), 3)])
+def test_the_papers_relations_equal_their_definition_on_larger_maps(size, iterations):
+    torch.manual_seed(0)
+    options = {
+        "relations": "paper",
+        "iterations": iterations,
+        "in_channels": 2,
+        "hidden": 3,
+        "num_classes": 3,
+    }
+    head, family = build(options)
+    features = torch.randn(1, 2, *size, dtype=torch.float64)
+    expected = naive_logits(head, features[0], family)
+    torch.testing.assert_close(head(features)[0], expected, rtol=1e-9, atol=1e-9)
+
+
+def test_cavity_operator_passes_torchs_own_checks():
+    torch.manual_seed(0)
+
+    def values(*shape):
+        return torch.randn(shape, dtype=torch.float64, requires_grad=True)
+
+    for keep in (True, False):
+        tensors = [
+            values(1, 3, 3, 2),
+            values(1, 3, 3, 2),
+            values(2, 3),
+            values(1, 3, 3, 3),
+            values(1, 2, 3, 3, 3),
+        ]
+        tensors += [values(3, 2), values(3), torch.ones(1, 3, 3).double(), torch.ones(1, 3, 3).double()]
+        arguments = (*tensors, [1, 0], [0, 1, 0, -1], keep)
+        torch.library.opcheck(torch.ops.messagenet.pass_edges, arguments)
+        assert torch.autograd.gradcheck(torch.ops.messagenet.pass_edges, arguments)
+
+
+def test_head_can_be_exported():
+    head = MessagePassing(4, 3, [four_neighbours()], hidden=8, iterations=2)
+    features = torch.randn(1, 4, 5, 6)
+    program = torch.export.export(head, (features,))
+    torch.testing.assert_close(program.module()(features), head(features))
+
+
 @pytest.mark.parametrize("relations", ["paper", "mixed", "box"])
 @pytest.mark.parametrize("iterations", [1, 2])
 def test_padded_batch_equals_images_alone(relations, iterations):
@@ -153,6 +196,8 @@ def test_holes_in_the_mask_send_nothing():
             seen = head(features, valid)[:, :, valid[0]]
             (gradient,) = torch.autograd.grad(seen.square().sum(), features)
             assert gradient.isfinite().all()
+            assert (head(features, valid)[:, :, ~valid[0]] == 0).all()
+            torch.testing.assert_close(head(features, 255 * valid.byte()), head(features, valid))
             assert (gradient[:, :, ~valid[0]] == 0).all()
             assert (gradient[:, :, valid[0]] != 0).any()
 
@@ -242,8 +287,8 @@ def test_memory_kept_for_backward_is_messages_not_hidden_units():
     ):
         head(features)
     nodes, neighbours = 144, cells**2 - 1
-    hidden_units = nodes * neighbours * hidden * 4
-    assert sum(saved.values()) < hidden_units
+    messages, per_node = nodes * neighbours * classes, nodes * hidden
+    assert sum(saved.values()) < 4 * (2 * messages + 12 * per_node) < 4 * nodes * neighbours * hidden
     head_one = MessagePassing(8, classes, [surrounding(cells=cells)], hidden=hidden)
     saved.clear()
     with torch.autograd.graph.saved_tensors_hooks(
@@ -263,6 +308,10 @@ def test_memory_kept_for_backward_is_messages_not_hidden_units():
         ({"aggregation": "average"}, "choose one of"),
         ({"relations": [surrounding(0.4), surrounding(0.2)]}, "another name"),
         ({"relations": [surrounding(0.4, name="forward")]}, "choose another"),
+        ({"relations": surrounding(0.4)}, "must be a list"),
+        ({"relations": ["surrounding"]}, "must be a list"),
+        ({"in_channels": 0}, "number of channels"),
+        ({"num_classes": 3.0}, "whole number"),
     ],
 )
 def test_bad_settings_name_the_fix(change, words):

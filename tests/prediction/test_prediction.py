@@ -103,7 +103,7 @@ def test_files_are_written_in_every_kind(net, tmp_path):
         Image.fromarray(picture(20, 31)).save(tmp_path / name)
     out = tmp_path / "out"
     written = predict_files(
-        Predictor(net), [tmp_path / "a", tmp_path / "b"], out, ["mask", "overlay", "entropy", "probs", "voc"]
+        Predictor(net), [tmp_path / "a", tmp_path / "b"], out, ["mask", "overlay", "entropy", "probs"]
     )
     names = {str(path.relative_to(out)) for path in written}
     assert {"a/one.png", "b/one.png", "a/one.overlay.png", "b/one.npz", "a/one.entropy.png"} <= names
@@ -113,7 +113,50 @@ def test_files_are_written_in_every_kind(net, tmp_path):
     stored = np.load(out / "a/one.npz", allow_pickle=False)
     assert stored["marginals"].shape == (3, 20, 31)
     assert (np.asarray(mask) == stored["marginals"].argmax(0)).mean() > 0.99
-    assert (out / "results/VOC2012/Segmentation/comp6_test_cls/one.png").exists()
+    with pytest.raises(InputError, match="two images are called 'one'"):
+        predict_files(Predictor(net), [tmp_path / "a", tmp_path / "b"], out, ["voc"])
+    (server,) = predict_files(Predictor(net), [tmp_path / "a"], out, ["voc"])
+    assert server == out / "results/VOC2012/Segmentation/comp6_test_cls/one.png"
+
+
+def test_results_never_replace_their_images(net, tmp_path):
+    Image.fromarray(picture(8, 8)).save(tmp_path / "a.png")
+    before = (tmp_path / "a.png").read_bytes()
+    with pytest.raises(InputError, match="choose another folder"):
+        predict_files(Predictor(net), [tmp_path], tmp_path)
+    assert (tmp_path / "a.png").read_bytes() == before
+    assert len(predict_files(Predictor(net), [tmp_path], tmp_path / "out")) == 2
+    assert len(predict_files(Predictor(net), [tmp_path], tmp_path / "out")) == 2, (
+        "its own results are no input"
+    )
+
+
+@pytest.mark.parametrize("width", [33, 36, 48])
+def test_other_views_see_the_same_places(width):
+    class Ramp(UnaryNet):
+        """Logits that are the position in the image, in parts of its width."""
+
+        def forward(self, images, valid=None):
+            return torch.nn.functional.avg_pool2d(images[:, :3], 8, ceil_mode=True, count_include_pad=False)
+
+    net = Ramp("tiny", 3, backbone_options={"stride": 8}, hidden=4)
+    image = np.zeros((16, width, 3), np.uint8)
+    image[:, :, 0] = np.linspace(0, 255, width)[None]
+    straight = Predictor(net).node_logits(image)
+    for scale in (0.75, 1.5):
+        view = Predictor(net)._view(torch.from_numpy(image.transpose(2, 0, 1).copy())[None], scale, False)[0]
+        torch.testing.assert_close(view[:, :, 1:-2], straight[:, :, 1:-2], rtol=0, atol=0.04)
+    mirrored = Predictor(net)._view(torch.from_numpy(image.transpose(2, 0, 1).copy())[None], 1.0, True)[0]
+    torch.testing.assert_close(mirrored[:, :, 1:-2], straight[:, :, 1:-2], rtol=0, atol=0.04)
+
+
+def test_tiles_of_a_constant_picture_with_messages_agree_inside():
+    torch.manual_seed(0)
+    net = MessageNet("tiny", 3, hidden=8)
+    image = np.full((128, 150, 3), 90, np.uint8)
+    whole = Predictor(net, Views(tile=4096)).node_logits(image)[:, 16, 16:20]
+    tiled = Predictor(net, Views(tile=128, overlap=32)).node_logits(image)[:, 16, 16:20]
+    torch.testing.assert_close(tiled, whole, rtol=0.05, atol=0.02)
 
 
 def test_bad_input_names_the_fix(net, tmp_path):
@@ -133,5 +176,8 @@ def test_bad_input_names_the_fix(net, tmp_path):
 def test_score_needs_the_models_classes(net):
     from messagenet.data import SyntheticScenes
 
-    with pytest.raises(InputError, match="3 classes, the data 9"):
+    with pytest.raises(InputError, match=r"3 classes class 0.*9 classes sky"):
         score(Predictor(net), SyntheticScenes(1))
+    scenes = SyntheticScenes(1)
+    with pytest.raises(InputError, match="in its order"):
+        score(Predictor(UnaryNet("tiny", scenes.classes.names[::-1], hidden=4)), scenes)

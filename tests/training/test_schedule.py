@@ -10,9 +10,11 @@ from messagenet.training.schedule import poly_factor
 
 def written_out(total: int, warmup: int, power: float) -> list[float]:
     factors = []
+    while warmup > total / 4:
+        warmup -= 1
     for step in range(total):
         if step < warmup:
-            factors.append((step + 1) / min(warmup, total))
+            factors.append((step + 1) / warmup)
         else:
             left = total - step
             factors.append((left / (total - warmup)) ** power)

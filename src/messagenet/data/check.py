@@ -65,7 +65,7 @@ class CheckReport:
         sizes = ", ".join(f"{w}x{h} ({n})" for (w, h), n in self.sizes.most_common(5))
         more = f" and {len(self.sizes) - 5} other sizes" if len(self.sizes) > 5 else ""
         lines = [
-            f"{self.name}: {self.count} samples, {self.labelled} with a mask",
+            f"{self.name}: {self.count} samples, {self.labelled} with a mask that can be used",
             f"sizes: {sizes or 'none'}{more}",
         ]
         if self.labelled:
@@ -147,7 +147,8 @@ def _count_labels(mask: LabelArray, report: CheckReport) -> None:
 
 def _remarks(report: CheckReport) -> list[str]:
     if not report.labelled:
-        return ["no sample has a mask: the images can be predicted, not scored or trained on"]
+        why = "no mask can be used" if report.problems else "no sample has a mask"
+        return [f"{why}: the images can be predicted, not scored or trained on"]
     notes = []
     absent = [name for name, images in zip(report.classes.names, report.images, strict=True) if images == 0]
     if absent:

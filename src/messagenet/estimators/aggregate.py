@@ -20,7 +20,13 @@ import torch
 from torch import Tensor
 
 from messagenet.estimators.backends import Offsets, backend_for
-from messagenet.estimators.operators import register_operator, remembered, working_dtype
+from messagenet.estimators.operators import (
+    like,
+    refuse_second_derivatives,
+    register_operator,
+    remembered,
+    working_dtype,
+)
 
 
 def relu_sum(receiver: Tensor, sender: Tensor, offsets: Offsets) -> Tensor:
@@ -66,10 +72,11 @@ def from_runs(runs: tuple[int, ...]) -> Offsets:
 
 
 def _total(receiver: Tensor, sender: Tensor, runs: Sequence[int]) -> Tensor:
-    return backend_for(receiver).total(receiver, sender, from_runs(tuple(runs)))
+    return backend_for(receiver).total(receiver.contiguous(), sender.contiguous(), from_runs(tuple(runs)))
 
 
 def _gradients(grad: Tensor, receiver: Tensor, sender: Tensor, runs: Sequence[int]) -> tuple[Tensor, Tensor]:
+    grad, receiver, sender = grad.contiguous(), receiver.contiguous(), sender.contiguous()
     return backend_for(receiver).gradients(grad, receiver, sender, from_runs(tuple(runs)))
 
 
@@ -86,11 +93,12 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
 register_operator(
     "relu_sum(Tensor receiver, Tensor sender, int[] runs) -> Tensor",
     _total,
-    fake=lambda receiver, sender, runs: torch.empty_like(receiver),
+    fake=lambda receiver, sender, runs: like(receiver),
 )
 register_operator(
     "relu_sum_backward(Tensor grad, Tensor receiver, Tensor sender, int[] runs) -> (Tensor, Tensor)",
     _gradients,
-    fake=lambda grad, receiver, sender, runs: (torch.empty_like(receiver), torch.empty_like(sender)),
+    fake=lambda grad, receiver, sender, runs: (like(receiver), like(sender)),
 )
 torch.library.register_autograd("messagenet::relu_sum", _backward, setup_context=_keep)
+refuse_second_derivatives("relu_sum_backward")

@@ -24,6 +24,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache, lru_cache
+from importlib.util import find_spec
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -76,11 +77,10 @@ def loop_gradients(grad: Tensor, receiver: Tensor, sender: Tensor, offsets: Offs
 def _shifted(values: Tensor, box: tuple[int, int, int, int], fill: float) -> Tensor:
     """A view (B, H, W, C, rows, columns) of the map's neighbours in a box, `fill` outside the map."""
     top, bottom, left, right = box
-    padded = functional.pad(
-        values, (0, 0, max(0, -left), max(0, right), max(0, -top), max(0, bottom)), value=fill
-    )
+    down, across = abs(top) + abs(bottom), abs(left) + abs(right)  # enough on either side, whatever the signs
+    padded = functional.pad(values, (0, 0, across, across, down, down), value=fill)
     height, width = values.shape[1:3]
-    y, x = max(0, top), max(0, left)
+    y, x = down + top, across + left
     padded = padded[:, y : y + height + bottom - top, x : x + width + right - left]
     return padded.unfold(1, bottom - top + 1, 1).unfold(2, right - left + 1, 1)
 
@@ -110,48 +110,66 @@ def windowed_gradients(
 
 def _box(offsets: Offsets, like: Tensor) -> tuple[tuple[int, int, int, int], Tensor]:
     """The smallest box around the offsets that can reach the map, and which of its cells are members."""
-    height, width = like.shape[1:3]
+    return _box_on(offsets, like.shape[1], like.shape[2], like.dtype, like.device)
+
+
+@lru_cache(maxsize=256)
+def _box_on(
+    offsets: Offsets, height: int, width: int, dtype: torch.dtype, device: torch.device
+) -> tuple[tuple[int, int, int, int], Tensor]:
     inside = [(dy, dx) for dy, dx in offsets if abs(dy) < height and abs(dx) < width] or [(0, 0)]
     rows, columns = [dy for dy, _ in inside], [dx for _, dx in inside]
     top, bottom, left, right = min(rows), max(rows), min(columns), max(columns)
-    member = torch.full((bottom - top + 1, right - left + 1), -torch.inf, dtype=like.dtype)
+    member = torch.full((bottom - top + 1, right - left + 1), -torch.inf, dtype=dtype)
     for dy, dx in set(inside) & set(offsets):
         member[dy - top, dx - left] = 0
-    return (top, bottom, left, right), member.to(like.device)
+    return (top, bottom, left, right), member.to(device)
 
 
 @cache
 def _compiled() -> tuple[Callable[..., Tensor], Callable[..., tuple[Tensor, Tensor]]]:
-    return torch.compile(windowed_total, dynamic=True), torch.compile(windowed_gradients, dynamic=True)
+    """The two expressions, compiled; a graph that cannot be compiled is an error rather than run as it is."""
+    return (
+        torch.compile(windowed_total, dynamic=True, fullgraph=True),
+        torch.compile(windowed_gradients, dynamic=True, fullgraph=True),
+    )
 
 
-@cache
-def _warn_uncompiled(reason: str) -> None:
+_uncompilable: list[str] = []
+
+
+def _give_up_compiling(error: Exception) -> None:
+    """Remembers that compiling fails here, so that it is not tried again; running out of memory is no such sign."""
+    if isinstance(error, torch.OutOfMemoryError):
+        raise error
+    _uncompilable.append(type(error).__name__)
     warnings.warn(
-        f"torch.compile failed ({reason}); messages are summed by a slower loop over offsets",
+        f"torch.compile failed ({type(error).__name__}); messages are summed by a slower loop over offsets",
         RuntimeWarning,
-        stacklevel=2,
+        stacklevel=3,
     )
 
 
 def compiled_total(receiver: Tensor, sender: Tensor, offsets: Offsets) -> Tensor:
     """S through `torch.compile`; by the loop where nothing can be compiled."""
-    try:
-        return _compiled()[0](receiver, sender, *_box(offsets, sender))
-    except Exception as error:
-        _warn_uncompiled(type(error).__name__)
-        return loop_total(receiver, sender, offsets)
+    if not _uncompilable:
+        try:
+            return _compiled()[0](receiver, sender, *_box(offsets, sender))
+        except Exception as error:
+            _give_up_compiling(error)
+    return loop_total(receiver, sender, offsets)
 
 
 def compiled_gradients(
     grad: Tensor, receiver: Tensor, sender: Tensor, offsets: Offsets
 ) -> tuple[Tensor, Tensor]:
     """dP and dQ through `torch.compile`; by the loop where nothing can be compiled."""
-    try:
-        return _compiled()[1](grad, receiver, sender, *_box(offsets, sender))
-    except Exception as error:
-        _warn_uncompiled(type(error).__name__)
-        return loop_gradients(grad, receiver, sender, offsets)
+    if not _uncompilable:
+        try:
+            return _compiled()[1](grad, receiver, sender, *_box(offsets, sender))
+        except Exception as error:
+            _give_up_compiling(error)
+    return loop_gradients(grad, receiver, sender, offsets)
 
 
 # -- numba: rows of the map, split over threads ------------------------------------------------------------
@@ -176,7 +194,8 @@ def _threads() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(thread_name_prefix="messagenet")
 
 
-os.register_at_fork(after_in_child=_threads.cache_clear)
+if hasattr(os, "register_at_fork"):  # not on Windows, which does not fork
+    os.register_at_fork(after_in_child=_threads.cache_clear)
 
 
 def _accumulate(mode: int, here: Tensor, there: Tensor, weights: Tensor, offsets: Offsets) -> Tensor:
@@ -231,6 +250,7 @@ BACKENDS = {
     "windowed": Backend(compiled_total, compiled_gradients),
     "loop": Backend(loop_total, loop_gradients),
 }
+_BY_DEVICE = {"cpu": "numba" if find_spec("numba") else "loop", "cuda": "windowed"}
 _forced: ContextVar[str | None] = ContextVar("messagenet_backend", default=None)
 
 
@@ -248,5 +268,4 @@ def use_backend(name: str) -> Iterator[None]:
 
 def backend_for(values: Tensor) -> Backend:
     """The fastest backend for a tensor's device, unless one is forced."""
-    by_device = {"cpu": "numba", "cuda": "windowed"}
-    return BACKENDS[_forced.get() or by_device.get(values.device.type, "loop")]
+    return BACKENDS[_forced.get() or _BY_DEVICE.get(values.device.type, "loop")]

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from messagenet.estimators.operators import register_operator, working_dtype
+from messagenet.estimators.operators import like, refuse_second_derivatives, register_operator, working_dtype
 from messagenet.graph import Offset, Window, window
 
 
@@ -157,7 +157,9 @@ def _gradients(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     cavity = Cavity(cavity_weight, logits, reverse, places)
     inputs = (receiver, sender, cavity_weight, logits, reverse, weight, bias)
-    d_receiver, d_sender, d_cavity, d_logits, d_reverse, d_weight, d_bias = map(torch.zeros_like, inputs)
+    d_receiver, d_sender, d_cavity, d_logits, d_reverse, d_weight, d_bias = (
+        torch.zeros_like(values, memory_format=torch.contiguous_format) for values in inputs
+    )
     for index, w in _windows(receiver, offsets):
         hidden, dependent = _hidden(receiver, sender, cavity, index, w)
         if keep:
@@ -208,6 +210,7 @@ register_operator(f"pass_edges({_ARGUMENTS}) -> Tensor", _forward, fake=_fake)
 register_operator(
     f"pass_edges_backward(Tensor grad, {_ARGUMENTS}) -> ({', '.join(['Tensor'] * 7)})",
     _gradients,
-    fake=lambda grad, *rest: tuple(torch.empty_like(values) for values in rest[:7]),
+    fake=lambda grad, *rest: tuple(like(values) for values in rest[:7]),
 )
 torch.library.register_autograd("messagenet::pass_edges", _backward, setup_context=_save)
+refuse_second_derivatives("pass_edges_backward")

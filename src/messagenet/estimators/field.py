@@ -37,7 +37,7 @@ class Field:
         self._projections: dict[tuple[int, str], tuple[Tensor, Tensor]] = {}
         self._counts: dict[tuple[Offset, ...], Tensor] = {}
         for relation, offsets in zip(graph.relations, graph.offsets, strict=True):
-            if not offsets:
+            if not offsets and not torch.compiler.is_compiling():
                 _warn_empty(relation, graph.height, graph.width)
 
     @property
@@ -112,6 +112,7 @@ def fields(
     if valid is None:
         yield None, Field(layout(height, width, tuple(relations)), last, None)
         return
+    valid = valid.bool()
     if valid.shape != (images, height, width):
         raise InputError(
             f"the validity mask has shape {tuple(valid.shape)}; for these features it must be "

@@ -36,6 +36,20 @@ def register_operator(schema: str, implementation: Callable[..., Any], fake: Cal
     torch.library.register_fake(name, fake)
 
 
+def refuse_second_derivatives(name: str) -> None:
+    """Makes differentiating a gradient an error, where it would otherwise be silently wrong."""
+
+    def refuse(ctx: Any, *grads: Any) -> Any:
+        raise RuntimeError(f"messagenet::{name} has no derivative: second derivatives are not supported")
+
+    torch.library.register_autograd(f"messagenet::{name}", refuse)
+
+
+def like(values: Tensor) -> Tensor:
+    """An empty, contiguous tensor of the same shape: what operators return."""
+    return torch.empty_like(values, memory_format=torch.contiguous_format)
+
+
 def working_dtype(*tensors: Tensor) -> torch.dtype:
     """The precision to add many numbers in: the tensors' common one, but float32 for half precision.
 

@@ -19,6 +19,7 @@ A message here includes the scale of the aggregation, so that messages always su
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from typing import NamedTuple
 
 import torch
@@ -95,9 +96,17 @@ class MessagePassing(nn.Module):
     ) -> None:
         super().__init__()
         self.rules = Rules(num_classes, hidden, iterations, tied, cavity, initial, aggregation, dependent)
+        if isinstance(relations, Relation) or not all(
+            isinstance(relation, Relation) for relation in relations
+        ):
+            raise InputError("relations must be a list such as [surrounding(0.4), above(0.4), below(0.4)]")
+        if type(in_channels) is not int or in_channels < 1:
+            raise InputError(
+                f"in_channels is {in_channels!r}; give the number of channels of the feature map"
+            )
         self.relations = GridGraph(1, 1, tuple(relations)).relations
         for relation in self.relations:
-            if hasattr(nn.ModuleDict, relation.name):
+            if hasattr(nn.ModuleDict(), relation.name):
                 raise InputError(
                     f"relation name {relation.name!r} is a method of torch modules; choose another"
                 )
@@ -129,7 +138,8 @@ class MessagePassing(nn.Module):
     def extra_repr(self) -> str:
         """The rules, for print(head)."""
         relations = ", ".join(f"{relation.name} ({relation.form})" for relation in self.relations)
-        return f"{self.rules}, relations=[{relations}]".replace("Rules(", "").replace(")", "", 1)
+        rules = ", ".join(f"{name}={value!r}" for name, value in asdict(self.rules).items())
+        return f"{rules}, relations=[{relations}]"
 
     def forward(self, features: Tensor | Mapping[str, Tensor], valid: Tensor | None = None) -> Tensor:
         """Logits of the marginals after T iterations, (B, K, H, W); 0 at nodes that are not valid.
@@ -140,7 +150,8 @@ class MessagePassing(nn.Module):
         """
         by_type = self.features_by_type(features)
         parts = [
-            (numbers, self._last(field).logits) for numbers, field in fields(by_type, valid, self.relations)
+            (numbers, field.heard(self._last(field).logits))
+            for numbers, field in fields(by_type, valid, self.relations)
         ]
         return _assembled(parts, by_type["unary"])
 
@@ -153,12 +164,14 @@ class MessagePassing(nn.Module):
         """
         by_type = self.features_by_type(features)
         parts = [
-            (numbers, list(self.iterate(field))) for numbers, field in fields(by_type, valid, self.relations)
+            (numbers, field, list(self.iterate(field)))
+            for numbers, field in fields(by_type, valid, self.relations)
         ]
         return [
             {
                 name: _assembled(
-                    [(numbers, steps[step].totals[name]) for numbers, steps in parts], by_type["unary"]
+                    [(numbers, field.heard(steps[step].totals[name])) for numbers, field, steps in parts],
+                    by_type["unary"],
                 )
                 for name in self.factor_types
             }
@@ -301,6 +314,11 @@ class MessagePassing(nn.Module):
                     "features contain NaN or infinity; look for a diverged backbone (lower the learning "
                     "rate) or a bad input image"
                 )
+        sizes = {(values.shape[0], *values.shape[2:]) for values in features.values()}
+        if len(sizes) > 1:
+            raise InputError(
+                f"the feature maps differ in batch or size: {sorted(sizes)}; give all of one size"
+            )
         return {name: features[name] for name in self.factor_types}
 
 

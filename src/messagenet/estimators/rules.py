@@ -27,6 +27,9 @@ class Rules:
     dependent: Dependent
 
     def __post_init__(self) -> None:
+        for name in ("num_classes", "hidden", "iterations"):
+            if type(getattr(self, name)) is not int:
+                raise InputError(f"{name} is {getattr(self, name)!r}; give a whole number")
         if self.num_classes < 2:
             raise InputError(f"num_classes is {self.num_classes}; a labelling needs at least 2 classes")
         for name in ("hidden", "iterations"):

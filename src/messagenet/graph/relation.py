@@ -95,6 +95,14 @@ class Relation:
                 f"relation {self.name!r}: give its size either as a fraction of the short edge, such as 0.4, "
                 "or in cells, such as cells=13"
             )
+        if isinstance(self.fraction, bool) or not isinstance(self.fraction, (int, float, type(None))):
+            raise InputError(
+                f"relation {self.name!r}: its fraction is {self.fraction!r}; give a number such as 0.4"
+            )
+        if isinstance(self.cells, bool) or not isinstance(self.cells, (int, type(None))):
+            raise InputError(
+                f"relation {self.name!r}: cells is {self.cells!r}; give a whole number such as 13"
+            )
         if self.fraction is not None and not 0 < self.fraction <= 2:
             raise InputError(
                 f"relation {self.name!r} would have no offsets or too many: its fraction of the short "
@@ -163,14 +171,18 @@ class Relation:
 
 
 def _checked_offsets(name: str, offsets: Iterable[Offset]) -> tuple[Offset, ...]:
-    checked = tuple((int(dy), int(dx)) for dy, dx in offsets)
+    checked = tuple(tuple(offset) for offset in offsets)
+    if not all(len(offset) == 2 and all(type(step) is int for step in offset) for offset in checked):
+        raise InputError(
+            f"relation {name!r}: every offset must be two whole numbers (dy, dx), such as (-1, 0)"
+        )
     if not checked:
         raise InputError(f"relation {name!r} has no offsets: give at least one (dy, dx), such as (-1, 0)")
     if (0, 0) in checked:
         raise InputError(f"relation {name!r} contains (0, 0): a node sends itself no message; remove it")
     if len(set(checked)) < len(checked):
         raise InputError(f"relation {name!r} lists an offset twice; remove the repetition")
-    return checked
+    return tuple((dy, dx) for dy, dx in checked)
 
 
 def _sized(shape: str, fraction: float | None, cells: int | None, form: Form, name: str | None) -> Relation:

@@ -39,7 +39,7 @@ class MessageNet(nn.Module):
     Args:
         backbone: Name of a backbone ("vgg16", "efficientnet_lite0", "tiny"), or any module that turns
             normalised images into a feature map and has `channels` and `stride`.
-        classes: What the labels mean, or how many there are.
+        classes: What the labels mean: a class list, their names, or how many there are.
         relations: Which neighbours send messages; the paper's three by default.
         backbone_options: Options of a backbone given by name.
         separate_features: A backbone of its own for the unary and for every relation, as the paper has it,
@@ -50,7 +50,7 @@ class MessageNet(nn.Module):
     def __init__(
         self,
         backbone: str | nn.Module = "efficientnet_lite0",
-        classes: Classes | int = VOC_CLASSES,
+        classes: Classes | Sequence[str] | int = VOC_CLASSES,
         relations: Sequence[Relation] = PAPER_RELATIONS,
         *,
         backbone_options: Mapping[str, Any] | None = None,
@@ -64,7 +64,7 @@ class MessageNet(nn.Module):
         dependent: Dependent = "sum",
     ) -> None:
         super().__init__()
-        self.classes = numbered_classes(classes) if isinstance(classes, int) else classes
+        self.classes = as_classes(classes)
         self.settings: dict[str, Any] = {
             "backbone": backbone if isinstance(backbone, str) else None,
             "backbone_options": dict(backbone_options or {}),
@@ -129,6 +129,10 @@ class MessageNet(nn.Module):
             raise InputError(
                 f"images have shape {tuple(images.shape)}; give RGB as (batch, 3, height, width)"
             )
+        if not images.is_floating_point():
+            raise InputError(
+                f"images are {images.dtype}; give numbers from 0 to 1, such as images.float() / 255"
+            )
         normalised = (images - self.get_buffer("mean")) / self.get_buffer("std")
         if self.stride == int(self.stride):
             down, across = (-side % int(self.stride) for side in images.shape[2:])
@@ -185,13 +189,24 @@ class UnaryNet(MessageNet):
     def __init__(
         self,
         backbone: str | nn.Module = "efficientnet_lite0",
-        classes: Classes | int = VOC_CLASSES,
+        classes: Classes | Sequence[str] | int = VOC_CLASSES,
         relations: Sequence[Relation] = (),
         **settings: Any,
     ) -> None:
         if relations:
             raise InputError("a UnaryNet has no relations; use MessageNet")
         super().__init__(backbone, classes, (), **settings)
+
+
+def as_classes(classes: Classes | Sequence[str] | int) -> Classes:
+    """A class list from itself, from names, or from a number.
+
+    >>> as_classes(["ground", "sky"]).num_classes
+    2
+    """
+    if isinstance(classes, int):
+        return numbered_classes(classes)
+    return classes if isinstance(classes, Classes) else Classes(tuple(classes))
 
 
 def numbered_classes(count: int) -> Classes:

@@ -7,7 +7,7 @@ by name, and so is a file that does not belong to the configuration beside it.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,54 +55,54 @@ def load_model(
         raise InputError(
             f"{folder / CONFIG}: unknown model {config['model']!r}; {nearest(config['model'], kinds)}"
         )
+    path = folder / CONFIG
     settings = dict(config["settings"])
     name = settings.pop("backbone", None)
     if name is None and backbone is None:
         raise InputError(
             f"{folder} was saved with a backbone of its owner's; pass it: from_pretrained(folder, backbone=...)"
         )
-    classes = Classes(tuple(config["classes"]["names"]), tuple(map(tuple, config["classes"]["colours"])))
-    relations = [Relation.from_dict(values) for values in config["relations"]]
-    net = _build(kinds[config["model"]], folder, backbone or name, classes, relations, settings)
+    try:
+        _check_keys(f"{path}: classes", config["classes"], ("names", "colours"))
+        classes = Classes(tuple(config["classes"]["names"]), tuple(map(tuple, config["classes"]["colours"])))
+        relations = [Relation.from_dict(values) for values in config["relations"]]
+        net = kinds[config["model"]](backbone or name, classes, relations, **settings)
+    except (TypeError, KeyError, AttributeError, ValueError) as error:
+        raise InputError(f"{path} does not describe a model ({error}); save the model again") from error
+    _check_keys(f"{path}: settings", config["settings"], net.settings)
     _load_weights(net, folder / WEIGHTS)
     return net.eval()
+
+
+def _check_keys(where: str, found: Mapping[str, Any], known: Iterable[str]) -> None:
+    """Refuses unknown and missing entries by name."""
+    known = list(known)
+    for key in found:
+        if key not in known:
+            raise InputError(f"{where}: unknown entry {key!r}; {nearest(key, known)}")
+    if missing := [key for key in known if key not in found]:
+        raise InputError(f"{where}: {', '.join(missing)} missing; save the model again")
 
 
 def read_config(folder: Path) -> dict[str, Any]:
     """The configuration of a saved model, checked for unknown and missing entries."""
     path = folder / CONFIG
     if not path.is_file():
-        raise InputError(
-            f"{folder} holds no model: there is no {CONFIG} in it; give the folder that was saved to"
-        )
+        inside = f"did you mean {folder / 'best'}?" if (folder / "best" / CONFIG).is_file() else ""
+        fix = inside or "give the folder that was saved to"
+        raise InputError(f"{folder} holds no model: there is no {CONFIG} in it; {fix}")
     try:
         config = json.loads(path.read_text())
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"{path} is not valid json ({error}); save the model again") from error
-    for key in config:
-        if key not in KEYS:
-            raise InputError(f"{path}: unknown entry {key!r}; {nearest(key, KEYS)}")
-    if missing := [key for key in KEYS if key not in config]:
-        raise InputError(f"{path} lacks {', '.join(missing)}; save the model again")
+    if not isinstance(config, dict):
+        raise InputError(f"{path} does not describe a model; save the model again")
+    _check_keys(str(path), config, KEYS)
     if config["format"] != FORMAT:
         raise InputError(
             f"{path} has format {config['format']}, this version reads {FORMAT}; update messagenet"
         )
     return dict(config)
-
-
-def _build(
-    kind: type[MessageNet],
-    folder: Path,
-    backbone: str | nn.Module,
-    classes: Classes,
-    relations: list[Relation],
-    settings: dict[str, Any],
-) -> MessageNet:
-    try:
-        return kind(backbone, classes, relations, **settings)
-    except TypeError as error:
-        raise InputError(f"{folder / CONFIG}: a setting is unknown ({error}); update messagenet") from error
 
 
 def _load_weights(net: nn.Module, path: Path) -> None:
@@ -125,10 +125,7 @@ def _load_weights(net: nn.Module, path: Path) -> None:
                 f"{path}: {name} has shape {tuple(values.shape)}, the model needs {tuple(own[name].shape)}; "
                 f"wrong {CONFIG}?"
             )
-    dtypes = {values.dtype for values in state.values() if values.is_floating_point()}
-    if len(dtypes) == 1:
-        net.to(dtypes.pop())
-    net.load_state_dict(state)
+    net.load_state_dict(state, assign=True)  # each parameter keeps the precision it was saved in
 
 
 def _some(names: list[str]) -> str:

@@ -12,11 +12,28 @@ import torch
 from torch import Tensor
 
 
-def _axis(pixels: Tensor, nodes: int, stride: float) -> tuple[Tensor, Tensor, Tensor]:
-    """For pixels of one axis: the node before, the node after, and the share of the latter."""
-    place = ((pixels + 0.5) / stride - 0.5).clamp(0, nodes - 1)
-    before = place.floor().long()
-    return before, (before + 1).clamp(max=nodes - 1), (place - before).to(torch.float32)
+def sampled(values: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    """Values (…, h, w) between the nodes, bilinear, at fractional rows and columns clamped to the map.
+
+    >>> sampled(torch.tensor([[0.0, 4.0]]), torch.tensor([0.0]), torch.tensor([-1.0, 0.25, 1.0]))
+    tensor([[0., 1., 4.]])
+    """
+    above, below, down = _neighbours(rows, values.shape[-2])
+    left, right, across = _neighbours(columns, values.shape[-1])
+    strip = torch.lerp(values[..., above, :], values[..., below, :], down[:, None].to(values.dtype))
+    return torch.lerp(strip[..., left], strip[..., right], across.to(values.dtype))
+
+
+def _neighbours(places: Tensor, nodes: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The node before each place, the node after it, and the share of the latter."""
+    places = places.clamp(0, nodes - 1)
+    before = places.floor().long()
+    return before, (before + 1).clamp(max=nodes - 1), places - before
+
+
+def node_places(pixels: Tensor, stride: float) -> Tensor:
+    """Where points of the image, in pixels from its edge, lie on the node grid: node i is at (i + ½)·stride."""
+    return pixels / stride - 0.5
 
 
 def pixel_strips(logits: Tensor, size: tuple[int, int], stride: float, rows: int = 256) -> Iterator[Tensor]:
@@ -26,10 +43,8 @@ def pixel_strips(logits: Tensor, size: tuple[int, int], stride: float, rows: int
     [(3, 4, 7), (3, 1, 7)]
     """
     height, width = size
-    across = torch.arange(width, device=logits.device, dtype=torch.float64)
-    left, right, share = _axis(across, logits.shape[2], stride)
+    across = node_places(torch.arange(width, device=logits.device, dtype=torch.float64) + 0.5, stride)
     for start in range(0, height, rows):
-        down = torch.arange(start, min(start + rows, height), device=logits.device, dtype=torch.float64)
-        above, below, part = _axis(down, logits.shape[1], stride)
-        strip = torch.lerp(logits[:, above], logits[:, below], part[:, None].to(logits.dtype))
-        yield torch.lerp(strip[:, :, left], strip[:, :, right], share.to(logits.dtype))
+        stop = min(start + rows, height)
+        down = torch.arange(start, stop, device=logits.device, dtype=torch.float64) + 0.5
+        yield sampled(logits, node_places(down, stride), across)

@@ -15,13 +15,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
-from PIL import Image as Pillow
 
 from messagenet.data import Classes, find_images, read_image
 from messagenet.errors import InputError, nearest
 from messagenet.files import write_atomically
 from messagenet.prediction.predictor import Image, Predictor
-from messagenet.report import entropy_picture, overlay, save_palette_png
+from messagenet.report import entropy_picture, overlay, save_palette_png, save_png
 
 KINDS = ("mask", "overlay", "entropy", "probs", "voc")
 VOC_FOLDER = Path("results/VOC2012/Segmentation/comp6_test_cls")
@@ -35,7 +34,7 @@ def predict_files(
     *,
     progress: Callable[[int, int, Path], None] | None = None,
 ) -> list[Path]:
-    """Segments image files and writes the results.
+    """Segments image files and writes the results; what already lies in the output folder is not an input.
 
     Args:
         predictor: The model and how to predict with it.
@@ -50,10 +49,20 @@ def predict_files(
     for kind in kinds:
         if kind not in KINDS:
             raise InputError(f"unknown output {kind!r}; {nearest(kind, KINDS)}")
-    files = find_images(inputs)
+    if not kinds:
+        raise InputError(f"nothing to write; name at least one of {', '.join(KINDS)}")
+    out = Path(out)
+    files = [file for file in find_images(inputs) if out.resolve() not in file.resolve().parents]
+    if not files:
+        raise InputError(
+            f"all images are inside the output folder {out}; choose another folder for the results"
+        )
+    ids = [file.stem for file in files]
+    if "voc" in kinds and (twice := next((name for name in ids if ids.count(name) > 1), None)):
+        raise InputError(f"two images are called {twice!r}, and the VOC layout has one folder; rename one")
     written: list[Path] = []
     for done, (file, name) in enumerate(zip(files, output_names(files), strict=True), start=1):
-        written += write_outputs(predictor, read_image(file), Path(out), name, kinds)
+        written += write_outputs(predictor, read_image(file), out, name, kinds)
         if progress:
             progress(done, len(files), file)
     return written
@@ -90,18 +99,12 @@ def write_outputs(
     if "voc" in kinds:
         written.append(save_palette_png(labels, classes, out / VOC_FOLDER / f"{name.name}.png"))
     if "overlay" in kinds:
-        written.append(_save_png(overlay(image, labels, classes), f"{target}.overlay.png"))
+        written.append(save_png(overlay(image, labels, classes), f"{target}.overlay.png"))
     if marginals is not None and "entropy" in kinds:
-        written.append(_save_png(entropy_picture(marginals), f"{target}.entropy.png"))
+        written.append(save_png(entropy_picture(marginals), f"{target}.entropy.png"))
     if marginals is not None and "probs" in kinds:
         content = io.BytesIO()
         values = marginals.half().cpu().numpy()
         np.savez_compressed(content, marginals=values, classes=np.array(classes.names))
         written.append(write_atomically(f"{target}.npz", content.getvalue()))
     return written
-
-
-def _save_png(picture: Pillow.Image, path: str) -> Path:
-    content = io.BytesIO()
-    picture.save(content, format="PNG")
-    return write_atomically(path, content.getvalue())

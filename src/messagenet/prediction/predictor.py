@@ -7,6 +7,7 @@ place of the logits.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -18,7 +19,7 @@ from torch.nn import functional
 
 from messagenet.errors import InputError
 from messagenet.models import MessageNet
-from messagenet.prediction.enlarge import pixel_strips
+from messagenet.prediction.enlarge import node_places, pixel_strips, sampled
 from messagenet.prediction.tiles import joined_logits
 
 Image = npt.NDArray[np.uint8]
@@ -41,8 +42,10 @@ class Views:
     overlap: int = 256
 
     def __post_init__(self) -> None:
-        if not self.scales or min(self.scales) <= 0:
-            raise InputError(f"scales are {self.scales}; give positive factors such as 0.75, 1, 1.25")
+        if not self.scales or not all(0 < scale <= 16 for scale in self.scales):
+            raise InputError(
+                f"scales are {self.scales}; give factors above 0 and up to 16, such as 0.75, 1, 1.25"
+            )
         if self.tile < 64 or not 0 <= self.overlap <= self.tile // 2:
             raise InputError(
                 f"tile is {self.tile} and overlap {self.overlap} pixels; a tile has at least 64 and overlaps "
@@ -90,19 +93,17 @@ class Predictor:
         views = [self._view(pixels, scale, flip) for scale in self.views.scales for flip in self._flips]
         if len(views) == 1 and self.views.scales == (1.0,):
             return views[0][0]
-        size = tuple(-(-side // self.net.stride) for side in image.shape[:2])
-        node_size = (int(size[0]), int(size[1]))
-        marginals = [torch.softmax(_resized(view, node_size), 1) for view in views]
-        return torch.stack(marginals).mean(0).clamp(min=1e-12).log()[0]
+        return torch.stack([torch.softmax(view, 1) for view in views]).mean(0).clamp(min=1e-12).log()[0]
 
     @property
     def _flips(self) -> Sequence[bool]:
         return (False, True) if self.views.flip else (False,)
 
     def _view(self, pixels: Tensor, scale: float, flip: bool) -> Tensor:
-        """Node logits (1, K, h, w) of one view."""
+        """Node logits (1, K, h, w) of one view, at the nodes of the image itself."""
+        height, width = pixels.shape[2:]
         if scale != 1:
-            size = [max(1, round(side * scale)) for side in pixels.shape[2:]]
+            size = [max(1, round(side * scale)) for side in (height, width)]
             pixels = functional.interpolate(pixels.float(), size, mode="bilinear", antialias=scale < 1)
             pixels = pixels.round().clamp(0, 255).to(torch.uint8)
         if flip:
@@ -112,26 +113,20 @@ class Predictor:
             logits = joined_logits(pixels, self._run, views.tile, views.overlap, net.stride)
         else:
             logits = self._run(pixels)
-        return self._mirrored(logits, pixels.shape[3]) if flip else logits
+        if scale == 1 and not flip:
+            return logits
+        rows = self._centres(height, logits.device) * (pixels.shape[2] / height)
+        columns = self._centres(width, logits.device)
+        columns = (width - columns if flip else columns) * (pixels.shape[3] / width)
+        return sampled(logits, node_places(rows, net.stride), node_places(columns, net.stride))
+
+    def _centres(self, side: int, device: torch.device) -> Tensor:
+        """Where the nodes of the image are, in pixels."""
+        nodes = math.ceil(side / self.net.stride)
+        return (torch.arange(nodes, device=device, dtype=torch.float64) + 0.5) * self.net.stride
 
     def _run(self, pixels: Tensor) -> Tensor:
         parameter = next(self.net.parameters())
         images = pixels.to(parameter.device).to(parameter.dtype) / 255
         logits: Tensor = self.net(images)
         return logits.float()
-
-    def _mirrored(self, logits: Tensor, width: int) -> Tensor:
-        """Node logits of a mirrored image, turned back: its cells start at the other edge of the image."""
-        nodes, stride = logits.shape[3], self.net.stride
-        centres = (torch.arange(nodes, device=logits.device) + 0.5) * stride
-        places = (width - centres) / stride - 0.5
-        before = places.floor().clamp(0, nodes - 1).long()
-        after = (before + 1).clamp(max=nodes - 1)
-        share = (places - before).clamp(0, 1).to(logits.dtype)
-        return torch.lerp(logits[..., before], logits[..., after], share)
-
-
-def _resized(logits: Tensor, size: tuple[int, int]) -> Tensor:
-    if tuple(logits.shape[2:]) == size:
-        return logits
-    return functional.interpolate(logits, size, mode="bilinear", align_corners=False)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from messagenet.data import SegmentationData
 from messagenet.errors import InputError
 from messagenet.evaluation import Evaluator, Scores
+from messagenet.models.message_net import numbered_classes
 from messagenet.prediction.predictor import Predictor
 
 
@@ -21,10 +22,11 @@ def score(
         progress: Called with (images done, images in all).
     """
     ours, theirs = predictor.net.classes.names, data.classes.names
-    if len(ours) != len(theirs):
+    numbered = any(names == numbered_classes(len(names)).names for names in (ours, theirs))
+    if len(ours) != len(theirs) or (ours != theirs and not numbered):
         raise InputError(
-            f"the model has {len(ours)} classes, the data {len(theirs)}; choose the model's classes with "
-            f"--keep {','.join(ours[:3])}…"
+            f"the model knows the {len(ours)} classes {_some(ours)}, the data the {len(theirs)} classes "
+            f"{_some(theirs)}; choose the model's, in its order, with --keep {','.join(ours)}"
         )
     evaluator = Evaluator(data.classes)
     for done, sample in enumerate(data, start=1):
@@ -34,3 +36,7 @@ def score(
         if progress:
             progress(done, len(data))
     return evaluator.scores()
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + ("…" if len(names) > 3 else "")

@@ -28,19 +28,25 @@ class Tile(NamedTuple):
 
 
 def spans(length: int, size: int, overlap: int, unit: int) -> list[tuple[int, int]]:
-    """Windows of about `size` that cover `length` and overlap by at least `overlap`, starting at multiples of `unit`.
+    """Windows that cover `length` and overlap by at least `overlap`, starting at multiples of `unit`.
+
+    All have the same size but for less than a unit: range boxes are sized by the tile, so a sliver at the end
+    would see another neighbourhood than the rest.
 
     >>> spans(100, 48, 16, 16)
     [(0, 48), (32, 80), (64, 100)]
+    >>> spans(110, 96, 16, 16)
+    [(0, 96), (16, 110)]
     >>> spans(40, 48, 16, 16)
     [(0, 40)]
     """
     if length <= size:
         return [(0, length)]
     size, overlap = (max(unit, value // unit * unit) for value in (size, overlap))
+    last = -(-(length - size) // unit) * unit
     step = max(unit, size - overlap)
-    starts = list(range(0, max(1, length - size + step), step))
-    return [(start, min(start + size, length)) for start in starts if start == 0 or start + overlap < length]
+    starts = [*range(0, last, step), last]
+    return [(start, min(start + size, length)) for start in starts]
 
 
 def tiles(height: int, width: int, size: int, overlap: int, stride: float) -> Iterator[Tile]:

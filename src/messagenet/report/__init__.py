@@ -2,7 +2,14 @@
 
 from messagenet.report.contact import contact_sheet
 from messagenet.report.html import Example, write_report
-from messagenet.report.pictures import colourise, entropy, entropy_picture, overlay, save_palette_png
+from messagenet.report.pictures import (
+    colourise,
+    entropy,
+    entropy_picture,
+    overlay,
+    save_palette_png,
+    save_png,
+)
 from messagenet.report.plots import class_iou_plot, confusion_plot, reliability_plot, trimap_plot
 from messagenet.report.sheet import picture_sheet
 
@@ -18,6 +25,7 @@ __all__ = [
     "picture_sheet",
     "reliability_plot",
     "save_palette_png",
+    "save_png",
     "trimap_plot",
     "write_report",
 ]

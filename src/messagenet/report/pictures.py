@@ -100,6 +100,11 @@ def as_picture(image: Array | Image.Image) -> Image.Image:
 
 def save_palette_png(mask: Array, classes: Classes, path: str | Path) -> Path:
     """Stores a mask as palette PNG, as PASCAL VOC and its evaluation server expect; never half a file."""
+    return save_png(palette_image(mask, classes), path)
+
+
+def save_png(picture: Image.Image, path: str | Path) -> Path:
+    """Stores a picture as PNG, whatever its name ends in; never half a file."""
     content = io.BytesIO()
-    palette_image(mask, classes).save(content, format="PNG", optimize=True)
+    picture.save(content, format="PNG", optimize=True)
     return write_atomically(path, content.getvalue())

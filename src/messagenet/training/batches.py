@@ -14,13 +14,14 @@ import os
 import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from messagenet.data import Augment, Sample, SegmentationData, epoch_order, generator
+from messagenet.errors import InputError
 from messagenet.training.config import RunConfig
 
 T = TypeVar("T")
@@ -125,7 +126,7 @@ def make_loader(
         workers: Processes that do so; 0 for this one.
         pin_memory: Whether batches go to a GPU.
     """
-    return DataLoader(
+    loader: DataLoader[T] = DataLoader(
         data,
         batch_sampler=batches,  # type: ignore[arg-type]
         collate_fn=collate,
@@ -134,6 +135,20 @@ def make_loader(
         worker_init_fn=_begin_worker if workers else None,
         prefetch_factor=PREFETCH if workers else None,
     )
+    return _Plainly(loader)
+
+
+class _Plainly(Generic[T]):
+    """A loader whose workers' complaints about the input arrive as they were made, without their traceback."""
+
+    def __init__(self, loader: Iterable[T]) -> None:
+        self.loader = loader
+
+    def __iter__(self) -> Iterator[T]:
+        try:
+            yield from self.loader
+        except InputError as error:
+            raise InputError(str(error).rpartition("InputError: ")[2].strip()) from None
 
 
 def default_workers(processes: int = 1) -> int:

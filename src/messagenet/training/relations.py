@@ -44,6 +44,8 @@ def parse_relation(given: str | Mapping[str, Any]) -> Relation:
     if shape not in SHAPES:
         raise InputError(f'relation "{given}" has the shape "{shape}": {nearest(shape, SHAPES)}')
     form = parts.pop() if parts and parts[-1] in FORMS else "pairwise"
+    if len(parts) == 2 and parts[-1] not in FORMS:
+        raise InputError(f'relation "{given}" has the form "{parts[-1]}": {nearest(parts[-1], FORMS)}')
     if len(parts) > 1:
         raise InputError(
             f'relation "{given}" has too many parts; write shape:size:form, as surrounding:0.4:box'

@@ -56,11 +56,15 @@ FREE = (
 """Settings that do not change where a run ends, as long as a step sees the same number of images."""
 
 
+BEFORE_THE_FIRST_CHECKPOINT = {"config.yaml", "log.jsonl", "tensorboard"}
+
+
 def check_folder(folder: Path, resume: bool) -> None:
-    """Refuses to write over something."""
+    """Refuses to write over something; what a run leaves that failed before its first checkpoint is nothing."""
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder} is a file; give a folder to write the run into")
-    if not resume and folder.is_dir() and any(folder.iterdir()):
+    found = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    if not resume and not found <= BEFORE_THE_FIRST_CHECKPOINT:
         raise InputError(
             f"{folder} is not empty; go on with the run in it (--resume), or choose another folder"
         )
