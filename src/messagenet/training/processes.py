@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 
 import torch
@@ -34,10 +35,18 @@ def start_processes(precision: str = "no") -> Accelerator:
             f"{started} processes were started but {accelerator.num_processes} joined; start them with torchrun or "
             "accelerate launch, and leave ACCELERATE_ variables unset"
         )
+    if started > 1:
+        atexit.register(leave_processes)
     accelerator.gradient_accumulation_steps = (
         1  # the learner accumulates sums, which need no further division
     )
     return accelerator
+
+
+def leave_processes() -> None:
+    """Takes leave of the other processes; a program that ends without it may be aborted by their open threads."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
 
 
 def _has_accelerator() -> bool:
