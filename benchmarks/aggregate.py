@@ -120,6 +120,8 @@ def main() -> None:
         ways = {"fused": summed("numba"), "loop": summed("loop"), "from features": from_features}
         forward = seconds(ways, turns=40)
         forward |= seconds({"naive": lambda: naive(features, first, *edges)}, turns=3)
+        short, narrow = features[..., :256].contiguous(), nn.Linear(2 * 256, HIDDEN)
+        forward |= seconds({"naive, 256 features": lambda: naive(short, narrow, *edges)}, turns=3)
         threads = torch.get_num_threads()
         torch.set_num_threads(1)
         single = seconds({"fused": summed("numba"), "loop": summed("loop")}, turns=15)
@@ -149,6 +151,7 @@ def main() -> None:
     finish(
         forward_vs_loop=forward["loop"] / forward["fused"],
         forward_vs_naive=forward["naive"] / forward["fused"],
+        forward_vs_naive_256_features=forward["naive, 256 features"] / forward["fused"],
         train_vs_loop=train["loop"] / train["numba"],
         extra_memory_nh=peak_extra_memory(receiver, sender),
         forward_vs_naive_with_projections=forward["naive"] / forward["from features"],

@@ -10,7 +10,7 @@ from messagenet.training.schedule import poly_factor
 
 def written_out(total: int, warmup: int, power: float) -> list[float]:
     factors = []
-    while warmup > total / 4:
+    while warmup > total / 2:
         warmup -= 1
     for step in range(total):
         if step < warmup:

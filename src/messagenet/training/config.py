@@ -136,7 +136,7 @@ class ScheduleConfig:
     """How the learning rate rises and falls.
 
     Attributes:
-        warmup: Steps over which it rises in a straight line; at most a quarter of the run.
+        warmup: Steps over which it rises in a straight line; at most half of the run.
         power: It then falls to zero as (1 - progress)^power; 0 keeps it constant.
     """
 
