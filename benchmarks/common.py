@@ -7,6 +7,7 @@ them alike. The time of a function is the smallest of its turns.
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 import sys
@@ -57,5 +58,5 @@ def seconds(
 
 
 def finish(**ratios: float) -> None:
-    """The last line: one JSON object of the named ratios."""
-    print(json.dumps({name: round(value, 3) for name, value in ratios.items()}))
+    """The last line: one JSON object of the named ratios; what could not be measured (NaN) is null."""
+    print(json.dumps({name: None if math.isnan(value) else round(value, 3) for name, value in ratios.items()}))

@@ -52,8 +52,10 @@ def test_grid_has_every_neighbour_once():
     assert sorted(found) == expected
     assert len(grid_factor_graph(1, 1, 3).groups) == 1
     assert len(grid_factor_graph(1, 4, 3).groups) == 2
-    with pytest.raises(InputError, match="positive sizes"):
+    with pytest.raises(InputError, match="no node"):
         grid_factor_graph(0, 3, 2)
+    with pytest.raises(InputError, match="num_classes is 0"):
+        grid_factor_graph(3, 3, 0)
 
 
 def test_random_graph_and_potentials():

@@ -12,6 +12,7 @@ from messagenet.errors import InputError
 from messagenet.graph.builders import grid_factor_graph, random_graph, random_potentials
 from messagenet.graph.factor_graph import FactorGraph
 from messagenet.inference import BeliefPropagation, TreeReweighted
+from messagenet.inference.grid_maps import Layout
 from messagenet.inference.problem import align
 from messagenet.inference.spanning_trees import spanning_tree_probabilities
 
@@ -259,16 +260,20 @@ class CountOperations(TorchDispatchMode):
 
 
 def test_a_hundred_thousand_factors_are_a_few_tensor_operations():
-    counts = []
+    counts = {"lists": [], "windows": []}
     for side in (5, 183):
         graph = grid_factor_graph(side, side, 2)
         potentials = random_potentials(graph, dtype=torch.float32, generator=torch.Generator().manual_seed(0))
-        with CountOperations() as operations:
-            BeliefPropagation(max_iterations=5, tolerance=None).run(graph, potentials)
-        counts.append(operations.count)
+        for name, structure in (("lists", graph.to_factor_graph()), ("windows", graph)):
+            with CountOperations() as operations:
+                BeliefPropagation(max_iterations=5, tolerance=None).run(structure, potentials)
+            counts[name].append(operations.count)
     assert graph.num_factors > 100_000
     assert len(graph.groups) == 3
-    assert counts[0] == counts[1] < 700
+    assert counts["lists"][0] == counts["lists"][1] < 700
+    assert counts["windows"][0] < 700
+    strips = len(Layout(graph, 1).strips)
+    assert counts["windows"][1] < strips * counts["windows"][0]
 
 
 @pytest.mark.parametrize(

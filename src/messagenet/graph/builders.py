@@ -6,13 +6,16 @@ Each has one factor per variable followed by one factor per edge (or higher-orde
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from messagenet.errors import InputError
-from messagenet.graph.factor_graph import FactorGraph
+from messagenet.graph.factor_graph import MAX_STATES, FactorGraph, FactorGroup
+from messagenet.graph.grid import GridGraph, window
+from messagenet.graph.grid_factors import EdgeBlock, GridFactorGraph
+from messagenet.graph.relation import four_neighbours
 
 
 def _unaries(num_variables: int) -> Tensor:
@@ -60,19 +63,62 @@ def _check_forest(parents: Sequence[int]) -> None:
             raise InputError(f"the parents of variable {node} lead back to it; a tree has no cycle")
 
 
-def grid_factor_graph(height: int, width: int, num_classes: int) -> FactorGraph:
-    """A 4-connected grid, rows first; unaries, horizontal edges and vertical edges are groups of their own.
+def from_grid(grid: GridGraph, num_classes: int) -> GridFactorGraph:
+    """One unary factor per node and one pairwise factor per unordered pair of each relation.
+
+    A potential belongs to both of its ends and always tells both, so that each pair appears once:
+
+    - o and −o in one relation are the same pairs: those with o > (0, 0) stay, the second node to the right of
+      the first or below it;
+    - a relation whose mirror image came before it (`below` after `above`) adds no pairs;
+    - a relation without its mirror image still has factors that tell both ends: unlike a learned message, a
+      table cannot be made to speak one way. Its offsets stay as listed, the first node being the receiver.
+
+    Different relations may tie the same two nodes by a factor each. Offsets that leave the map have no pairs and
+    no block.
+
+    >>> from messagenet.graph import above, below
+    >>> graph = from_grid(GridGraph(3, 4, (four_neighbours(), above(cells=1), below(cells=1))), num_classes=2)
+    >>> [(block.relation, block.offset, len(block)) for block in graph.blocks]
+    [('four_neighbours', (0, 1), 9), ('four_neighbours', (1, 0), 8), ('above', (-1, 0), 8)]
+    """
+    if not 1 <= num_classes <= MAX_STATES:
+        raise InputError(f"num_classes is {num_classes}; every node needs from 1 to {MAX_STATES} states")
+    nodes = torch.arange(grid.nodes).view(grid.height, grid.width)
+    blocks = tuple(_edge_blocks(grid, num_classes))
+    groups = [FactorGroup((num_classes,), _unaries(grid.nodes), torch.arange(grid.nodes))]
+    first = grid.nodes
+    for block in blocks:
+        scopes = torch.stack([nodes[block.first].flatten(), nodes[block.second].flatten()], 1)
+        groups.append(FactorGroup((num_classes,) * 2, scopes, torch.arange(first, first + len(block))))
+        first += len(block)
+    return GridFactorGraph(torch.full((grid.nodes,), num_classes), tuple(groups), grid, blocks)
+
+
+def _edge_blocks(grid: GridGraph, num_classes: int) -> Iterator[EdgeBlock]:
+    for number, (relation, offsets) in enumerate(zip(grid.relations, grid.offsets, strict=True)):
+        if relation.form == "box":
+            raise InputError(
+                f"relation {relation.name!r} has box factors, whose tables would have {num_classes}^"
+                f'{len(offsets) + 1} entries; make it form="pairwise", or learn its messages (MessagePassing)'
+            )
+        mirror = grid.mirrors[number]
+        if mirror is not None and mirror < number:
+            continue
+        for dy, dx in offsets:
+            repeated = (dy, dx) < (0, 0) and (-dy, -dx) in offsets
+            pairs = None if repeated else window((grid.height, grid.width), (dy, dx))
+            if pairs is not None:
+                yield EdgeBlock(relation.name, (dy, dx), pairs.receivers[1:], pairs.senders[1:])
+
+
+def grid_factor_graph(height: int, width: int, num_classes: int) -> GridFactorGraph:
+    """A 4-connected grid, rows first: unaries, horizontal pairs and vertical pairs.
 
     >>> [len(group) for group in grid_factor_graph(2, 3, num_classes=5).groups]
     [6, 4, 3]
     """
-    if min(height, width, num_classes) < 1:
-        raise InputError(f"a grid needs positive sizes; got {height} x {width} with {num_classes} classes")
-    nodes = torch.arange(height * width).view(height, width)
-    horizontal = torch.stack([nodes[:, :-1].flatten(), nodes[:, 1:].flatten()], 1)
-    vertical = torch.stack([nodes[:-1].flatten(), nodes[1:].flatten()], 1)
-    blocks = [block for block in (_unaries(height * width), horizontal, vertical) if len(block)]
-    return FactorGraph.from_blocks(torch.full((height * width,), num_classes), blocks)
+    return from_grid(GridGraph(height, width, (four_neighbours(),)), num_classes)
 
 
 def random_graph(

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from messagenet.graph.factor_graph import FactorGroup
-from messagenet.inference.incidence import rows_by_label
+from messagenet.graph.grid_factors import GridFactorGraph
+from messagenet.inference.incidence import by_position, collect, gather, rows_by_label, widen
 from messagenet.inference.logspace import INF
 from messagenet.inference.messages import contract
 from messagenet.inference.problem import Problem
@@ -40,6 +40,32 @@ class ClassPlan:
 
     variables: Tensor
     slices: tuple[_Slice, ...]
+
+    def take(self, values: Tensor) -> Tensor:
+        """The rows of these variables."""
+        return values[self.variables]
+
+    def put(self, values: Tensor, rows: Tensor) -> Tensor:
+        """All variables, these with new rows."""
+        return values.index_copy(0, self.variables, rows)
+
+
+@dataclass(frozen=True, eq=False)
+class WholePlan:
+    """Fields of all variables are computed, and those in the mask are renewed (None: all of them).
+
+    On a grid, whose neighbours are slices, this costs less than looking up the members of a class.
+    """
+
+    mask: Tensor | None = None  # (variables, 1, 1)
+
+    def take(self, values: Tensor) -> Tensor:
+        """Every row."""
+        return values
+
+    def put(self, values: Tensor, rows: Tensor) -> Tensor:
+        """All variables, those of the mask with new rows."""
+        return rows if self.mask is None else torch.where(self.mask, rows, values)
 
 
 class Expectations:
@@ -82,25 +108,43 @@ class Expectations:
                     )
         return [ClassPlan(own, tuple(part)) for own, part in zip(members, slices, strict=True)]
 
-    def fields(self, q: Tensor, plan: ClassPlan) -> tuple[Tensor, Tensor | None]:
-        """Expected log-potential of each state of the variables of a class, and the probability on zeros."""
+    def fields(self, q: Tensor, plan: ClassPlan | WholePlan) -> tuple[Tensor, Tensor | None]:
+        """Expected log-potential of each state of the plan's variables, and the probability on zeros."""
+        if isinstance(plan, WholePlan):
+            finite = self._everywhere([(number, logs) for number, _, logs, _ in self._groups], q)
+            zeros = [(number, mask) for number, _, _, mask in self._groups if mask is not None]
+            return finite, self._everywhere(zeros, q) if self._problem.has_zeros else None
         field = q.new_zeros(len(plan.variables), *q.shape[1:])
         penalty = torch.zeros_like(field) if self._problem.has_zeros else None
         for part in plan.slices:
             near = self._marginals(q, part.scopes, self._problem.graph.groups[part.group].shape)
             sent = contract(part.finite, near, part.position)
-            field = field.index_add(0, part.target, pad(sent, (0, q.shape[-1] - sent.shape[-1])))
+            field = field.index_add(0, part.target, widen(sent, q.shape[-1]))
             if penalty is not None and part.forbidden is not None:
                 sent = contract(part.forbidden, near, part.position)
-                penalty = penalty.index_add(0, part.target, pad(sent, (0, q.shape[-1] - sent.shape[-1])))
+                penalty = penalty.index_add(0, part.target, widen(sent, q.shape[-1]))
         return field, penalty
+
+    def _everywhere(self, tables: Sequence[tuple[int, Tensor]], q: Tensor) -> Tensor:
+        """(variables, batch, max_cardinality) expectations of the tables of some groups, added up."""
+        graph = self._problem.graph
+        if isinstance(graph, GridFactorGraph):
+            return _on_grid(graph, tables, q)
+        incoming = by_position(gather(q, graph), graph)
+        sent = [
+            widen(contract(table, incoming[number], position), q.shape[-1])
+            for number, table in tables
+            for position in range(len(incoming[number]))
+        ]
+        return collect(torch.cat(sent), graph) if sent else torch.zeros_like(q)
 
     def energy(self, q: Tensor) -> tuple[Tensor, Tensor | None]:
         """(batch,) E_q Σ_F θ_F over factors of order two or more, and the probability on zeros."""
         energy = q.new_zeros(q.shape[1])
         violation = torch.zeros_like(energy) if self._problem.has_zeros else None
-        for _, group, finite, forbidden in self._groups:
-            near = self._marginals(q, group.scopes, group.shape)
+        incoming = by_position(gather(q, self._problem.graph), self._problem.graph)
+        for number, _, finite, forbidden in self._groups:
+            near = incoming[number]
             energy = energy + (near[0] * contract(finite, near, 0)).sum((0, 2))
             if violation is not None and forbidden is not None:
                 violation = violation + (near[0] * contract(forbidden, near, 0)).sum((0, 2))
@@ -121,6 +165,22 @@ class Expectations:
     @staticmethod
     def _marginals(q: Tensor, scopes: Tensor, shape: Sequence[int]) -> list[Tensor]:
         return [q[scopes[:, position], :, :size] for position, size in enumerate(shape)]
+
+
+def _on_grid(graph: GridFactorGraph, tables: Sequence[tuple[int, Tensor]], q: Tensor) -> Tensor:
+    """The same by windows: a table that all pairs share meets the whole map, others their pairs."""
+    size = (graph.grid.height, graph.grid.width)
+    nodes = q.reshape(*size, *q.shape[1:])
+    field = torch.zeros_like(nodes)
+    for number, table in tables:
+        block = graph.blocks[number - 1]
+        for position, (here, there) in enumerate(((block.first, block.second), (block.second, block.first))):
+            near = q if len(table) == 1 else nodes[there].flatten(0, 1)
+            sent = contract(table, (near, near), position)
+            field[here] += (
+                sent.reshape(nodes.shape)[there] if len(table) == 1 else sent.reshape(field[here].shape)
+            )
+    return field.view(q.shape)
 
 
 def _rows(table: Tensor, rows: Tensor) -> Tensor:

@@ -17,11 +17,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from messagenet.errors import InputError, nearest
 from messagenet.graph.factor_graph import FactorGraph, Potentials
-from messagenet.inference.expectation import ClassPlan, Expectations
+from messagenet.graph.grid_factors import GridFactorGraph
+from messagenet.inference.expectation import ClassPlan, Expectations, WholePlan
+from messagenet.inference.grid_colours import grid_colours
 from messagenet.inference.logspace import INF, log_normalise, safe_log
 from messagenet.inference.network import argmax_states
 from messagenet.inference.ordering import neighbours
@@ -38,6 +41,7 @@ class MeanField:
 
     Attributes:
         schedule: "sequential" (coordinate ascent, by classes of variables that share no factor) or "parallel".
+            On a grid every class costs one pass over the map: two for a 4-connected one, many for large boxes.
         damping: how much of the old probabilities to keep.
         max_iterations: at most so many; a sequential iteration renews every variable once.
         tolerance: largest change of a probability at which to stop; None runs exactly `max_iterations`.
@@ -69,8 +73,7 @@ class MeanField:
         problem.require_possible(state.unary)
         q = state.start() if initial is None else _internal(problem, initial)
         log_q = safe_log(q)
-        together = [range(graph.num_variables)] if self.schedule == "parallel" else colour_classes(graph)
-        plans = state.expectations.plan(together)
+        plans = self._plans(graph, state.expectations)
         history: list[float] = []
         converged = False
         iterations = 0
@@ -93,6 +96,14 @@ class MeanField:
             ),
             compute_map_state=lambda: problem.publish(argmax_states(log_q)),
         )
+
+    def _plans(self, graph: FactorGraph, expectations: Expectations) -> Sequence[ClassPlan | WholePlan]:
+        """What an iteration renews, one after another."""
+        if self.schedule == "parallel":
+            return [WholePlan()]
+        if isinstance(graph, GridFactorGraph):
+            return grid_plans(graph)
+        return expectations.plan(colour_classes(graph))
 
 
 def _internal(problem: Problem, initial: Tensor) -> Tensor:
@@ -119,20 +130,22 @@ class _Fields:
         valid = self.problem.graph.valid_states[:, None].to(self.unary.dtype)
         return (valid / valid.sum(-1, keepdim=True)).expand(self.unary.shape)
 
-    def renew(self, q: Tensor, log_q: Tensor, plan: ClassPlan, damping: float) -> tuple[Tensor, Tensor]:
+    def renew(
+        self, q: Tensor, log_q: Tensor, plan: ClassPlan | WholePlan, damping: float
+    ) -> tuple[Tensor, Tensor]:
         """The distributions of one class of variables, given all others, and their logs."""
         field, penalty = self.expectations.fields(q, plan)
-        logits = field + self.unary[plan.variables]
+        logits = field + plan.take(self.unary)
         if penalty is not None:
             weight = penalty.detach().masked_fill(logits == -INF, INF)
             least = weight.amin(-1, keepdim=True)
             logits = logits.masked_fill(weight > least * (1 + 1e-6), -INF)
-        log_new = log_normalise(logits)
+        log_new = log_normalise(logits) if self.problem.has_zeros else logits.log_softmax(-1)
         new = log_new.exp()
         if damping > 0:
-            new = (1 - damping) * new + damping * q[plan.variables]
+            new = (1 - damping) * new + damping * plan.take(q)
             log_new = safe_log(new)
-        return q.index_copy(0, plan.variables, new), log_q.index_copy(0, plan.variables, log_new)
+        return plan.put(q, new), plan.put(log_q, log_new)
 
     def bound(self, q: Tensor) -> Tensor:
         """(batch,) E_q[θ] + H(q)."""
@@ -161,3 +174,11 @@ def colour_classes(graph: FactorGraph) -> list[list[int]]:
             classes.append([])
         classes[choice].append(variable)
     return classes
+
+
+def grid_plans(graph: GridFactorGraph) -> list[WholePlan]:
+    """The same classes on a grid, as masks."""
+    offsets = tuple(block.offset for block in graph.blocks)
+    colours = torch.from_numpy(grid_colours(graph.grid.height, graph.grid.width, offsets))
+    masks = [colours == colour for colour in range(int(colours.max()) + 1)]
+    return [WholePlan(mask.reshape(-1, 1, 1).to(graph.cardinalities.device)) for mask in masks]

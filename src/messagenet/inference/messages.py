@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from messagenet.inference.logspace import centre, log_normalise, logsumexp, peak
+from messagenet.inference.logspace import centre, exp_fresh, log_normalise, logsumexp, peak
 
 _AXES = "".join(sorted(set(string.ascii_letters) - {"f", "b"}))  # class axes; f, b: factor and batch
 
@@ -100,7 +100,7 @@ class FactorTable:
     def prepare(cls, logs: Tensor, *, maximise: bool = False) -> FactorTable:
         """Subtracts each table's maximum and exponentiates, once for all iterations."""
         top = peak(logs, range(2, logs.ndim))
-        scaled = None if maximise else (logs - top).exp()
+        scaled = None if maximise else exp_fresh(logs - top)
         return cls(logs, scaled, top.flatten(1))
 
     @property

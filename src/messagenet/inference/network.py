@@ -21,9 +21,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
-from messagenet.inference.incidence import collect, gather
+from messagenet.inference.incidence import by_position, collect, gather, num_rows, widen
 from messagenet.inference.logspace import log_normalise, logsumexp, subtract
 from messagenet.inference.messages import FactorTable
 from messagenet.inference.problem import Problem
@@ -66,8 +65,7 @@ class Network:
 
     def initial_messages(self) -> Tensor:
         """All zero: every state equally likely."""
-        rows = len(self.problem.graph.incidence)
-        return self.unary.new_zeros(rows, *self.unary.shape[1:])
+        return self.unary.new_zeros(num_rows(self.problem.graph), *self.unary.shape[1:])
 
     def weigh(self, rows: Tensor) -> Tensor:
         """ρ_F times each row."""
@@ -75,11 +73,11 @@ class Network:
 
     def beliefs(self, messages: Tensor) -> Tensor:
         """B_p, unnormalised: (variables, batch, max_cardinality)."""
-        return self.unary + collect(self.weigh(messages), self.problem.graph.incidence)
+        return self.unary + collect(self.weigh(messages), self.problem.graph)
 
     def cavities(self, beliefs: Tensor, messages: Tensor) -> Tensor:
         """n_{p→F} at every row."""
-        return self.cavity(gather(beliefs, self.problem.graph.incidence), messages)
+        return self.cavity(gather(beliefs, self.problem.graph), messages)
 
     def cavity(self, beliefs: Tensor, messages: Tensor) -> Tensor:
         """Takes messages off beliefs, minding zeros only where there are any."""
@@ -87,17 +85,7 @@ class Network:
 
     def incoming(self, cavities: Tensor) -> list[list[Tensor]]:
         """The cavities by group and position, (factors, batch, states); none for groups of order below two."""
-        groups = [group if group.order >= 2 else None for group in self.problem.graph.groups]
-        sizes = [len(group) for group in groups if group is not None for _ in group.shape]
-        parts = iter(cavities.split(sizes))
-        return [
-            [] if group is None else [self._narrow(next(parts), states) for states in group.shape]
-            for group in groups
-        ]
-
-    @staticmethod
-    def _narrow(rows: Tensor, states: int) -> Tensor:
-        return rows if rows.shape[-1] == states else rows[..., :states]
+        return by_position(cavities, self.problem.graph)
 
     def update(self, messages: Tensor, spare: Tensor | None = None) -> Tensor:
         """Every β_{F→p} at once, from the messages of the previous iteration.
@@ -115,12 +103,11 @@ class Network:
 
     def widen(self, message: Tensor) -> Tensor:
         """Fills the states a variable does not have with zeros."""
-        missing = self.unary.shape[-1] - message.shape[-1]
-        return pad(message, (0, missing)) if missing else message
+        return widen(message, self.unary.shape[-1])
 
-    def log_marginals(self, messages: Tensor) -> Tensor:
+    def log_marginals(self, beliefs: Tensor) -> Tensor:
         """(variables, batch, max_cardinality) normalised beliefs."""
-        beliefs = self.problem.mask(self.beliefs(messages))
+        beliefs = self.problem.mask(beliefs)
         self.problem.require_possible(beliefs)
         return log_normalise(beliefs)
 
@@ -153,9 +140,9 @@ class Network:
 
     def _degrees(self) -> Tensor:
         """(variables, 1) Σ_{F∋p} ρ_F."""
-        incidence = self.problem.graph.incidence
-        ones = self.unary.new_ones(len(incidence), 1, 1)
-        return collect(self.weigh(ones), incidence)[..., 0]
+        graph = self.problem.graph
+        ones = self.unary.new_ones(num_rows(graph), 1, 1)
+        return collect(self.weigh(ones), graph)[..., 0]
 
     def _group_weights(self, number: int) -> Tensor | float:
         if self.weights is None:

@@ -58,7 +58,8 @@ class Problem:
             if group.order == 1:
                 rows = table.expand(len(group), self.batch_size, group.shape[0])
                 rows = torch.nn.functional.pad(rows, (0, graph.max_cardinality - group.shape[0]))
-                total = total.index_add(0, group.scopes[:, 0], rows)
+                everyone = torch.equal(group.scopes[:, 0], torch.arange(len(total), device=total.device))
+                total = total + rows if everyone else total.index_add(0, group.scopes[:, 0], rows)
         return total
 
     def constant(self) -> Tensor:

@@ -1,9 +1,10 @@
 """In which order messages are renewed.
 
-- **synchronous** ("flooding"): all from the previous iteration's.
+- **synchronous** ("flooding"): all from the previous iteration's. On a grid without zeros and within range this is
+  `linear_grid`, the same messages without a logarithm.
 - **sequential**: factor after factor in their listed order, then back, each using the newest messages. Factors
   that share no variable with an earlier one still waiting can go together without changing the outcome, so
-  the order is cut into waves; a wave is one tensor operation per group.
+  the order is cut into waves; a wave is one tensor operation per group. Waves are index lists on grids, too.
 - **residual**: all candidates are computed, those that would change most are accepted, the rest wait (Elidan,
   McGraw & Koller, "Residual belief propagation", UAI 2006; accepting a fraction at once: Van der Merwe, Joseph
   & Gopalakrishnan, "Message scheduling for performant, many-core belief propagation", HPEC 2019).
@@ -14,62 +15,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 
-from messagenet.errors import InputError, nearest
 from messagenet.graph.factor_graph import FactorGraph
+from messagenet.inference.linear_grid import LinearGrid
 from messagenet.inference.logspace import INF, change
 from messagenet.inference.messages import FactorTable
 from messagenet.inference.network import Network, damp
-
-Schedule = Literal["synchronous", "sequential", "residual"]
-
-
-@dataclass(frozen=True)
-class PassingSettings:
-    """What belief propagation and its tree-reweighted form have in common.
-
-    Attributes:
-        temperature: 1 for sum-product, 0 for max-product.
-        schedule: "synchronous", "sequential" or "residual".
-        damping: how much of the old message to keep, in the log domain.
-        max_iterations: at most so many; a sequential iteration goes through the factors and back.
-        tolerance: largest change of a message at which to stop; None runs exactly `max_iterations` and
-            measures nothing, which is fastest.
-        residual_fraction: share of the messages the residual schedule accepts in an iteration.
-    """
-
-    temperature: float = 1.0
-    schedule: Schedule = "synchronous"
-    damping: float = 0.0
-    max_iterations: int = 500
-    tolerance: float | None = 1e-5
-    residual_fraction: float = 0.1
-
-    def __post_init__(self) -> None:
-        if self.schedule not in SCHEDULES:
-            raise InputError(f'schedule "{self.schedule}" is not known; {nearest(self.schedule, SCHEDULES)}')
-        if not 0 <= self.damping < 1:
-            raise InputError(f"damping is {self.damping}; it must be at least 0 and below 1")
-        if self.max_iterations < 1:
-            raise InputError(f"max_iterations is {self.max_iterations}; it must be at least 1")
-        if not 0 < self.residual_fraction <= 1:
-            raise InputError(
-                f"residual_fraction is {self.residual_fraction}; it must be above 0 and at most 1"
-            )
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """Messages after the last iteration and how the run went."""
-
-    messages: Tensor
-    iterations: int
-    converged: bool
-    history: tuple[float, ...]
+from messagenet.inference.passing import Outcome, PassingSettings, Progress, Schedule, iterate
 
 
 def waves(scopes: Iterable[Sequence[int]]) -> list[list[int]]:
@@ -201,7 +156,7 @@ def residual(network: Network, settings: PassingSettings) -> Step:
     return step
 
 
-SCHEDULES: dict[str, Callable[[Network, PassingSettings], Step]] = {
+SCHEDULES: dict[Schedule, Callable[[Network, PassingSettings], Step]] = {
     "synchronous": synchronous,
     "sequential": sequential,
     "residual": residual,
@@ -210,15 +165,10 @@ SCHEDULES: dict[str, Callable[[Network, PassingSettings], Step]] = {
 
 def propagate(network: Network, settings: PassingSettings) -> Outcome:
     """Renews messages until none changes by more than the tolerance, or the iterations are used up."""
-    messages = network.initial_messages()
-    if len(messages) == 0:
-        return Outcome(messages, 0, True, ())
-    step = SCHEDULES[settings.schedule](network, settings)
-    history: list[float] = []
-    for iteration in range(settings.max_iterations):
-        messages, largest = step(messages)
-        if settings.tolerance is not None and largest is not None:
-            history.append(float(largest))
-            if history[-1] <= settings.tolerance:
-                return Outcome(messages, iteration + 1, True, tuple(history))
-    return Outcome(messages, settings.max_iterations, False, tuple(history))
+    linear = LinearGrid.build(network) if settings.schedule == "synchronous" else None
+    if linear is not None:
+        return linear.propagate(settings)
+    messages, progress = network.initial_messages(), Progress(0, True, ())
+    if len(messages):
+        messages, progress = iterate(SCHEDULES[settings.schedule](network, settings), messages, settings)
+    return Outcome(progress, network.beliefs(messages), lambda: messages)

@@ -27,7 +27,7 @@ from torch.nn.functional import pad
 
 from messagenet.errors import InputError
 from messagenet.graph.factor_graph import FactorGraph, Potentials
-from messagenet.inference.incidence import collect, rows_by_label
+from messagenet.inference.incidence import collect, num_rows, rows_by_label
 from messagenet.inference.logspace import INF, log_normalise, subtract
 from messagenet.inference.problem import Problem, align
 from messagenet.inference.result import Result
@@ -63,7 +63,7 @@ class SequentialTRW:
                 )
         problem = align(graph, potentials)
         chains = _Chains.build(problem)
-        messages = chains.unary.new_zeros(len(graph.incidence), *chains.unary.shape[1:])
+        messages = chains.unary.new_zeros(num_rows(graph), *chains.unary.shape[1:])
         history: list[float] = []
         converged = False
         bound = torch.full_like(problem.constant(), INF)
@@ -139,7 +139,7 @@ class _Chains:
         )
 
     def beliefs(self, messages: Tensor) -> Tensor:
-        return self.unary + collect(messages, self.problem.graph.incidence)
+        return self.unary + collect(messages, self.problem.graph)
 
     def sweep(self, messages: Tensor, *, forth: bool) -> tuple[Tensor, Tensor]:
         """One pass; returns the messages and the (batch,) bound on the score."""

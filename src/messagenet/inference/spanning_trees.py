@@ -13,6 +13,7 @@ upper bound on log Z, so this only changes how tight it is.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from weakref import WeakKeyDictionary
 
 import numba
 import numpy as np
@@ -49,13 +50,24 @@ class DisjointSets:
         return True
 
 
+_known: WeakKeyDictionary[FactorGraph, Tensor] = WeakKeyDictionary()
+
+
 def spanning_tree_probabilities(graph: FactorGraph) -> Tensor:
     """(factors,) ρ_F of every factor in the user's order; 1 for unaries and constants.
+
+    They take longer than passing messages, and depend on the structure alone: a graph's are computed once.
 
     >>> ring = FactorGraph.from_scopes([2, 2, 2], [[0, 1], [1, 2], [2, 0], [0]])
     >>> spanning_tree_probabilities(ring)
     tensor([0.6667, 0.6667, 0.6667, 1.0000], dtype=torch.float64)
     """
+    if graph not in _known:
+        _known[graph] = _probabilities(graph)
+    return _known[graph].clone()
+
+
+def _probabilities(graph: FactorGraph) -> Tensor:
     scopes = graph.scopes()
     probabilities = torch.ones(len(scopes), dtype=torch.float64)
     for factors in _components(graph.num_variables, scopes):

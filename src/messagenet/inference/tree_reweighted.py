@@ -16,8 +16,8 @@ from torch import Tensor
 from messagenet.errors import InputError
 from messagenet.graph.factor_graph import FactorGraph, Potentials
 from messagenet.inference.belief_propagation import pass_messages
+from messagenet.inference.passing import PassingSettings
 from messagenet.inference.result import Result
-from messagenet.inference.schedule import PassingSettings
 from messagenet.inference.spanning_trees import spanning_tree_probabilities
 
 

@@ -1,0 +1,253 @@
+"""Graphs whose factors and variables have types: what learned messages are passed over.
+
+All factors of one type share their estimators, as the edges of one relation do on a grid: every word of a
+sentence is tied to the next by a factor of type "next", every check of a code to its bits by one of type "parity".
+
+    TypedGraph.build(5, {"next": [[0, 1], [1, 2]], "triple": [[0, 2, 4]]})
+
+The unary factor of every variable is always there and is not listed. A factor's variables stand in a fixed
+order, its *positions*. Several graphs are joined into one, side by side and without a link between them
+(`batch_graphs`), so that a batch of graphs of any shapes is a graph again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from messagenet.errors import InputError
+from messagenet.graph.factor_graph import FactorGraph
+from messagenet.graph.slots import Layout, lay_out
+
+Scopes = Tensor | Sequence[Sequence[int]]
+Numbers = Tensor | Sequence[int]
+
+
+class FactorBlock(NamedTuple):
+    """Factors of one type and one order.
+
+    Attributes:
+        scopes: (factors, order) variable numbers by position.
+        numbers: (factors,) where each stands in the user's list of the type.
+    """
+
+    scopes: Tensor
+    numbers: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class TypedGraph:
+    """Variables, and factors of order two or more by type; structure only, no values.
+
+    >>> graph = TypedGraph.build(4, {"next": [[0, 1], [1, 2], [2, 3]]})
+    >>> graph.num_variables, graph.num_factors("next"), graph.orders
+    (4, 3, {'next': 2})
+
+    Attributes:
+        sizes: Number of variables of each of the joined graphs; one number for a single graph.
+        factors: For each type, its factors in blocks of equal order.
+        type_names: Names of the variables' types; empty if there is only one.
+        variable_types: (variables,) which of them each variable has; None if there is only one.
+    """
+
+    sizes: tuple[int, ...]
+    factors: Mapping[str, tuple[FactorBlock, ...]]
+    type_names: tuple[str, ...] = ()
+    variable_types: Tensor | None = None
+    _layouts: dict[object, Layout] = field(default_factory=dict, init=False, repr=False)
+
+    @classmethod
+    def build(
+        cls,
+        num_variables: int,
+        factors: Mapping[str, Scopes],
+        variable_types: Mapping[str, Numbers] | None = None,
+    ) -> TypedGraph:
+        """A graph from the scopes of each factor type.
+
+        Args:
+            num_variables: How many variables there are, numbered from 0; those without factors are welcome.
+            factors: For each type a (factors, order) tensor, or a list of scopes of any orders.
+            variable_types: For each type of variable the numbers of those that have it, if there are several.
+        """
+        if type(num_variables) is not int or num_variables < 0:
+            raise InputError(f"num_variables is {num_variables!r}; give the number of variables")
+        blocks = {name: _blocks(name, scopes, num_variables) for name, scopes in factors.items()}
+        if variable_types is None:
+            return cls((num_variables,), blocks)
+        return cls((num_variables,), blocks, tuple(variable_types), _codes(variable_types, num_variables))
+
+    @classmethod
+    def from_factor_graph(cls, graph: FactorGraph, names: Sequence[str] | None = None) -> TypedGraph:
+        """The structure of a factor graph; its unary factors and constants are not taken over.
+
+        Args:
+            graph: The factor graph. Variables of several cardinalities become types "states_2", "states_3", …
+            names: The type of each factor, in the order the factors were listed. Without names a factor is
+                called by its order, "order_2", or by its cardinalities, "states_2_3", where these differ.
+
+        >>> typed = TypedGraph.from_factor_graph(FactorGraph.from_scopes([2, 2, 2], [[0], [0, 1], [2, 1, 0]]))
+        >>> typed.orders
+        {'order_2': 2, 'order_3': 3}
+        """
+        if names is not None and len(names) != graph.num_factors:
+            raise InputError(f"{len(names)} names were given for {graph.num_factors} factors; give one each")
+        states = graph.cardinalities.unique().tolist()
+        scopes: dict[str, list[tuple[int, list[int]]]] = {}
+        for group in graph.groups:
+            if group.order < 2:
+                continue
+            own = f"order_{group.order}" if len(states) == 1 else "_".join(map(str, ("states", *group.shape)))
+            for number, scope in zip(group.factor_ids.tolist(), group.scopes.tolist(), strict=True):
+                scopes.setdefault(own if names is None else names[number], []).append((number, scope))
+        listed = {name: [scope for _, scope in sorted(members)] for name, members in scopes.items()}
+        kinds = {f"states_{k}": (graph.cardinalities == k).nonzero()[:, 0] for k in states}
+        return cls.build(graph.num_variables, listed, kinds if len(states) > 1 else None)
+
+    @property
+    def num_variables(self) -> int:
+        """Number of variables of all joined graphs."""
+        return sum(self.sizes)
+
+    @property
+    def orders(self) -> dict[str, int | None]:
+        """The order of each factor type; None for a type whose factors differ in order."""
+        return {
+            name: blocks[0].scopes.shape[1] if len(blocks) == 1 else None
+            for name, blocks in self.factors.items()
+            if blocks
+        }
+
+    def num_factors(self, name: str) -> int:
+        """Number of factors of a type; 0 for a type that is not there."""
+        return sum(len(block.numbers) for block in self.factors.get(name, ()))
+
+    def layout(self, name: str, *, ordered: bool, sends_to: tuple[int, ...] | None) -> Layout:
+        """The messages of a factor type, laid out once and kept; see `lay_out`."""
+        key = (name, ordered, sends_to)
+        if key not in self._layouts:
+            blocks = self.factors.get(name, ())
+            self._layouts[key] = lay_out(blocks, self.num_variables, ordered=ordered, sends_to=sends_to)
+        return self._layouts[key]
+
+    def split(self, values: Tensor) -> list[Tensor]:
+        """Values of all variables, (variables, …), as one tensor for each of the joined graphs."""
+        return list(values.split(self.sizes))
+
+    def to(self, device: torch.device | str) -> TypedGraph:
+        """The same graph with its index tensors on another device."""
+        factors = {
+            name: tuple(FactorBlock(block.scopes.to(device), block.numbers.to(device)) for block in blocks)
+            for name, blocks in self.factors.items()
+        }
+        types = None if self.variable_types is None else self.variable_types.to(device)
+        return TypedGraph(self.sizes, factors, self.type_names, types)
+
+
+def batch_graphs(graphs: Sequence[TypedGraph]) -> TypedGraph:
+    """Joins graphs of any shapes into one, variables and factors in the order of the graphs.
+
+    Features of variables and of factors are joined by `torch.cat`; `split` takes results apart again.
+
+    >>> pair = TypedGraph.build(2, {"next": [[0, 1]]})
+    >>> both = batch_graphs([pair, pair])
+    >>> both.factors["next"][0].scopes.tolist(), [len(part) for part in both.split(torch.zeros(4, 3))]
+    ([[0, 1], [2, 3]], [2, 2])
+    """
+    if not graphs:
+        raise InputError("a batch needs at least one graph")
+    names = graphs[0].type_names
+    if any(graph.type_names != names for graph in graphs):
+        raise InputError("the graphs of a batch name different types of variables; build all with the same")
+    parts: dict[tuple[str, int], list[FactorBlock]] = {}
+    seen: dict[str, int] = {}
+    first = 0
+    for graph in graphs:
+        for name, blocks in graph.factors.items():
+            start = seen.setdefault(name, 0)
+            for scopes, numbers in blocks:
+                moved = FactorBlock(scopes + first, numbers + start)
+                parts.setdefault((name, scopes.shape[1]), []).append(moved)
+            seen[name] += graph.num_factors(name)
+        first += graph.num_variables
+    factors: dict[str, tuple[FactorBlock, ...]] = dict.fromkeys(seen, ())
+    for (name, _), members in sorted(parts.items(), key=lambda item: item[0]):
+        joined = FactorBlock(torch.cat([m.scopes for m in members]), torch.cat([m.numbers for m in members]))
+        factors[name] += (joined,)
+    types = [graph.variable_types for graph in graphs if graph.variable_types is not None]
+    return TypedGraph(
+        tuple(size for graph in graphs for size in graph.sizes),
+        factors,
+        names,
+        torch.cat(types) if types else None,
+    )
+
+
+def _blocks(name: str, scopes: Scopes, num_variables: int) -> tuple[FactorBlock, ...]:
+    """The factors of a type by order, checked."""
+    if isinstance(scopes, Tensor):
+        if scopes.ndim != 2:
+            raise InputError(
+                f"factors {name!r}: scopes have shape {tuple(scopes.shape)}; give (factors, order)"
+            )
+        blocks = [FactorBlock(scopes.long(), torch.arange(len(scopes), device=scopes.device))]
+    else:
+        numbers: dict[int, list[int]] = {}
+        for number, scope in enumerate(scopes):
+            numbers.setdefault(len(scope), []).append(number)
+        blocks = [
+            FactorBlock(
+                torch.tensor([list(scopes[i]) for i in own], dtype=torch.long).reshape(-1, order),
+                torch.tensor(own),
+            )
+            for order, own in sorted(numbers.items())
+        ]
+    for block in blocks:
+        _check(name, block, num_variables)
+    return tuple(blocks)
+
+
+def _check(name: str, block: FactorBlock, num_variables: int) -> None:
+    scopes, numbers = block
+    if scopes.shape[1] < 2:
+        raise InputError(
+            f"factors {name!r}: factor {int(numbers[0]) if len(numbers) else 0} has order {scopes.shape[1]}; list "
+            "factors of order 2 or more only, every variable has its unary factor anyway"
+        )
+    outside = ((scopes < 0) | (scopes >= num_variables)).nonzero()
+    if len(outside):
+        row, position = outside[0].tolist()
+        raise InputError(
+            f"factors {name!r}: factor {int(numbers[row])} names variable {int(scopes[row, position])}; "
+            f"there are {num_variables}, numbered from 0"
+        )
+    ordered = scopes.sort(dim=1).values
+    repeated = (ordered[:, 1:] == ordered[:, :-1]).nonzero()
+    if len(repeated):
+        row, position = repeated[0].tolist()
+        raise InputError(
+            f"factors {name!r}: factor {int(numbers[row])} repeats variable {int(ordered[row, position])}; "
+            "list it once"
+        )
+
+
+def _codes(variable_types: Mapping[str, Numbers], num_variables: int) -> Tensor:
+    """(variables,) the number of each variable's type."""
+    codes = torch.full((num_variables,), -1)
+    for code, (name, numbers) in enumerate(variable_types.items()):
+        own = torch.as_tensor(numbers, dtype=torch.long)
+        if len(own) and not 0 <= int(own.min()) <= int(own.max()) < num_variables:
+            raise InputError(
+                f"variable type {name!r} names a variable outside 0 to {num_variables - 1}; correct its list"
+            )
+        if bool((codes[own] >= 0).any()) or len(own.unique()) < len(own):
+            raise InputError(f"variable type {name!r} names a variable twice or one of another type")
+        codes[own] = code
+    missing = (codes < 0).nonzero()
+    if len(missing):
+        raise InputError(f"variable {int(missing[0])} has no type; list it under one of variable_types")
+    return codes

@@ -1,0 +1,192 @@
+"""Mean field in a fully connected CRF (Krähenbühl & Koltun, NIPS 2011), differentiable, any number of images.
+
+The CRF ties every two pixels i < j of an image:
+
+    log P(y) = Σ_i u_i(y_i) − Σ_{i<j} Σ_m k_m(i, j) M_m(y_i, y_j) − log Z,       M_m(k, l) = μ(k, l) w_m(l)
+
+with compatibility μ (Potts: 1 − I), kernel weights w_m, per class or the same for all, and kernels k_m normalised
+as the graph says. Starting from q = softmax(u), an iteration renews all pixels at once:
+
+    q_i ← softmax_k( u_i(k) − Σ_l μ(k, l) Σ_m w_m(l) Σ_j k_m(i, j) q_j(l) )
+
+As in everyone's code the sum includes j = i, so a pixel is also tied to its own last belief. The lower bound
+
+    log Z ≥ Σ_i E_q[u_i] + H(q_i) − ½ Σ_m Σ_{i≠j} k_m(i, j) q_iᵀ M_m q_j
+
+does not include it: it is the bound of the CRF above, in which pixels are tied to others only (of its symmetric part
+½(M_m + M_mᵀ), where M_m is not symmetric, since a pair of pixels has no order). With `method="exact"` it is a true
+bound for every q, converged or not. The fast filters' is that of the kernel they stand for, up to an approximate
+diagonal of the lattice.
+
+With μ = 1 − I and one weight per kernel these are the updates of pydensecrf with `PottsCompatibility(w_m)`; with
+learned μ and w those of CRF-RNN (Zheng et al., ICCV 2015).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from messagenet.errors import InputError
+from messagenet.inference.dense.graph import DenseGraph
+from messagenet.inference.dense.interaction import for_each_image, interact, message_into
+from messagenet.inference.dense.result import DenseResult
+from messagenet.inference.dense.softmax import softmax, softmax_into
+
+
+@dataclass(frozen=True)
+class DenseMeanField:
+    """Settings of mean field on a dense graph.
+
+    >>> graph = DenseGraph(torch.zeros(3, 1, 2))
+    >>> potentials = torch.tensor([[[2.0, 0.0]], [[0.0, 1.0]]])  # (2, 1, 2): the pixels disagree
+    >>> DenseMeanField(iterations=5).run(graph, potentials).map_state
+    tensor([[0, 0]])
+
+    Attributes:
+        iterations: how often all pixels are renewed.
+    """
+
+    iterations: int = 10
+
+    def __post_init__(self) -> None:
+        if self.iterations < 1:
+            raise InputError(f"iterations is {self.iterations}; it must be at least 1")
+
+    def run(
+        self,
+        graph: DenseGraph,
+        log_potentials: Tensor,
+        *,
+        weights: Tensor | None = None,
+        compatibility: Tensor | None = None,
+    ) -> DenseResult:
+        """Infers the marginals of all pixels; gradients flow to the three tensors, not to the images.
+
+        Args:
+            graph: the images and kernels.
+            log_potentials: (B, K, H, W), or (K, H, W) for one image; higher is more probable (minus the energy).
+                Fastest in `channels_last` memory format, which is how logits are returned.
+            weights: (kernels,) or (kernels, K), in place of the kernels' own.
+            compatibility: (K, K) the cost μ(k, l) of class k given a neighbour of class l; Potts if None.
+        """
+        problem = _problem(graph, log_potentials, weights, compatibility)
+        if problem.needs_gradient:
+            logits = problem.iterate(self.iterations)
+        else:
+            problem = problem.detached()
+            logits = problem.iterate_in_place(self.iterations)
+        return DenseResult(problem.publish(logits), self.iterations, lambda: problem.bound(logits))
+
+
+@dataclass(frozen=True, eq=False)
+class _Problem:
+    """The mean-field equations of one run, pixels in one axis and classes last.
+
+    Attributes:
+        graph: the images and kernels.
+        potentials: (B, N, K).
+        weights: (kernels, K).
+        compatibility: (K, K) or None.
+    """
+
+    graph: DenseGraph
+    potentials: Tensor
+    weights: Tensor
+    compatibility: Tensor | None
+
+    @property
+    def needs_gradient(self) -> bool:
+        """Whether anything is to be differentiated."""
+        tensors = (self.potentials, self.weights, self.compatibility)
+        return torch.is_grad_enabled() and any(part is not None and part.requires_grad for part in tensors)
+
+    def detached(self) -> _Problem:
+        """The same numbers, without a gradient."""
+        compatibility = None if self.compatibility is None else self.compatibility.detach()
+        return _Problem(self.graph, self.potentials.detach(), self.weights.detach(), compatibility)
+
+    def iterate(self, iterations: int) -> Tensor:
+        """(B, N, K) logits, differentiable; the probabilities of every iteration are kept for the gradient."""
+        filters, compiled = self.graph.filters(self.potentials.dtype), self.graph.compiled
+        message = None
+        for _ in range(iterations):
+            q = softmax(self.potentials, message, compiled=compiled)
+            message = interact(filters, q, self.weights, self.compatibility)
+        return self.potentials if message is None else self.potentials + message
+
+    def iterate_in_place(self, iterations: int) -> Tensor:
+        """The same without a gradient, image by image, so that one image's numbers stay in the cache."""
+        filters, compiled = self.graph.filters(self.potentials.dtype), self.graph.compiled
+        out = torch.empty_like(self.potentials)
+
+        def work(image: int) -> None:
+            potentials, message = self.potentials[image], out[image]
+            q = torch.empty_like(message)
+            for iteration in range(iterations):
+                softmax_into(potentials, message if iteration > 0 else None, q, compiled=compiled)
+                message_into(filters[image], q, self.weights, self.compatibility, message)
+            message += potentials
+
+        for_each_image(work, out)
+        return out
+
+    def publish(self, values: Tensor) -> Tensor:
+        """(B, N, K) as (B, K, H, W), in `channels_last` memory format; without B for one image."""
+        shaped = values.view(len(values), *self.graph.size, -1).permute(0, 3, 1, 2)
+        return shaped if self.graph.batched else shaped[0]
+
+    def bound(self, logits: Tensor) -> Tensor:
+        """(B,) the lower bound on log Z, or a number for one image."""
+        filters = self.graph.filters(self.potentials.dtype)
+        log_q = logits.log_softmax(-1)
+        q = log_q.exp()
+        gathered = interact(filters, q, self.weights, None)
+        for number, weight in enumerate(self.weights):
+            own = torch.stack([of_image[number].diagonal() for of_image in filters])  # (B, N)
+            gathered = gathered - own[..., None] * q * weight
+        compatibility = self.compatibility
+        if compatibility is None:
+            compatibility = 1 - torch.eye(q.shape[-1], dtype=q.dtype, device=q.device)
+        bound = (q * (self.potentials - log_q - 0.5 * gathered @ compatibility.T)).sum((1, 2))
+        return bound if self.graph.batched else bound[0]
+
+
+def _problem(
+    graph: DenseGraph, log_potentials: Tensor, weights: Tensor | None, compatibility: Tensor | None
+) -> _Problem:
+    """Checks that everything fits together and puts classes last."""
+    expected = (graph.num_images,) if graph.batched else ()
+    shape = tuple(log_potentials.shape)
+    if len(shape) != len(expected) + 3 or shape[:-3] != expected or shape[-2:] != graph.size or shape[-3] < 1:
+        wanted = ", ".join(map(str, (*expected, "classes", *graph.size)))
+        raise InputError(f"log_potentials have shape {shape}; for these images give ({wanted})")
+    classes, kernels = shape[-3], len(graph.kernels)
+    if weights is None:
+        weights = torch.tensor(
+            [kernel.weight for kernel in graph.kernels], dtype=torch.float64, device=graph.device
+        )
+    if tuple(weights.shape) not in ((kernels,), (kernels, classes)):
+        raise InputError(
+            f"weights have shape {tuple(weights.shape)}; give ({kernels},) or ({kernels}, {classes})"
+        )
+    if compatibility is not None and tuple(compatibility.shape) != (classes, classes):
+        raise InputError(
+            f"compatibility has shape {tuple(compatibility.shape)}; for {classes} classes give ({classes}, {classes})"
+        )
+    named = {"log_potentials": log_potentials, "weights": weights, "compatibility": compatibility}
+    for name, values in named.items():
+        if values is None:
+            continue
+        if values.device != graph.device:
+            raise InputError(f"{name} are on {values.device}, the images on {graph.device}; move them there")
+        if not (values.is_floating_point() and bool(torch.stack(values.detach().aminmax()).isfinite().all())):
+            fix = "; clamp them to at least -1e4" if name == "log_potentials" else ""
+            raise InputError(f"{name} must be finite floating-point numbers{fix}")
+    dtype = torch.float64 if log_potentials.dtype == torch.float64 else torch.float32
+    batch = log_potentials if graph.batched else log_potentials[None]
+    flat = batch.to(dtype).permute(0, 2, 3, 1).flatten(1, 2).contiguous()  # (B, N, K)
+    spread = (weights if weights.ndim == 2 else weights[:, None]).to(dtype).expand(kernels, classes)
+    return _Problem(graph, flat, spread, None if compatibility is None else compatibility.to(dtype))
