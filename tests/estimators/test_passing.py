@@ -202,6 +202,29 @@ def test_holes_in_the_mask_send_nothing():
             assert (gradient[:, :, valid[0]] != 0).any()
 
 
+@pytest.mark.parametrize("relations", ["paper", "mixed"])
+def test_what_padding_holds_reaches_nobody(relations):
+    options = {"relations": relations, "iterations": 2, "in_channels": 3, "hidden": 6, "num_classes": 3}
+    head, _ = build(options)
+    features = torch.randn(2, 3, 8, 8, dtype=torch.float64)
+    valid = torch.ones(2, 8, 8, dtype=torch.bool)
+    valid[0, 3:5, 2:4] = False
+    valid[1, :, 6:] = False
+    clean = torch.where(valid[:, None], features, 0.0)
+    filled = torch.where(valid[:, None], features, torch.nan)
+    expected, found = head(clean, valid), head(filled, valid)
+    assert torch.equal(found, expected)
+    parameters = list(head.parameters())
+    for mine, theirs in zip(
+        torch.autograd.grad(found.square().sum(), parameters, allow_unused=True),
+        torch.autograd.grad(expected.square().sum(), parameters, allow_unused=True),
+        strict=True,
+    ):
+        assert mine is None or torch.equal(mine, theirs)
+    with pytest.raises(InputError, match="NaN or infinity"):
+        head(filled)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("iterations", [1, 2])
 def test_low_precision_follows_double(dtype, iterations):
@@ -329,10 +352,20 @@ def test_bad_features_name_the_fix():
         head(torch.zeros(1, 4, 3, 3), torch.ones(1, 3, 4, dtype=torch.bool))
     with pytest.raises(InputError, match="no features for surrounding"):
         head({"unary": torch.zeros(1, 4, 3, 3)})
+    two = {"unary": torch.zeros(1, 4, 3, 3), "surrounding": torch.zeros(1, 4, 3, 3)}
+    with pytest.raises(InputError, match=r"features are torch.float64, the head is torch.float32; .*\.to"):
+        head(two | {"surrounding": two["surrounding"].double()})
+    with pytest.raises(InputError, match=r"features are torch.int64"):
+        head(torch.zeros(1, 4, 3, 3, dtype=torch.int64))
+    with pytest.raises(InputError, match="features are on meta, the head is on cpu"):
+        head(two | {"surrounding": two["surrounding"].to("meta")})
+    with pytest.raises(InputError, match="differ in batch or size"):
+        head(two | {"surrounding": torch.zeros(1, 4, 3, 4)})
 
 
 def test_relation_too_small_for_the_map_warns_and_sends_nothing():
-    head = MessagePassing(4, 3, [surrounding(0.4)], hidden=4)
+    small = surrounding(0.4, name="too_small")  # a relation of its own: each is warned of once
+    head = MessagePassing(4, 3, [small], hidden=4)
     with pytest.warns(RuntimeWarning, match="in cells"):
         totals = head.trace(torch.randn(1, 4, 3, 4))[0]
-    assert (totals["surrounding"] == 0).all()
+    assert (totals["too_small"] == 0).all()

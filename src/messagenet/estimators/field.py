@@ -127,5 +127,10 @@ def fields(
         numbers = torch.tensor([i for i, size in enumerate(sizes) if size == (h, w)], device=valid.device)
         flags = valid[numbers, :h, :w]
         part = {name: values[numbers, :h, :w] for name, values in last.items()}
-        talking = None if bool(flags.all()) else flags.unsqueeze(-1).to(next(iter(part.values())).dtype)
+        talking = None
+        if not bool(flags.all()):
+            exists = flags.unsqueeze(-1)
+            # Whatever padding holds, NaN included, must reach neither messages nor gradients.
+            part = {name: torch.where(exists, values, 0) for name, values in part.items()}
+            talking = exists.to(next(iter(part.values())).dtype)
         yield numbers, Field(layout(h, w, tuple(relations)), part, talking)

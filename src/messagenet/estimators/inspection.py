@@ -62,7 +62,7 @@ def received_messages(
         image: Its image in the batch.
         valid: The validity mask, if the batch is padded.
     """
-    by_type = head.features_by_type(features)
+    by_type = head.features_by_type(features, valid)
     one = {name: values[image : image + 1] for name, values in by_type.items()}
     ((_, field),) = fields(one, None if valid is None else valid[image : image + 1], head.relations)
     exists = field.graph.contains(node) and (

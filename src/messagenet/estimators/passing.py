@@ -29,6 +29,7 @@ from torch.nn import functional
 from messagenet.errors import InputError
 from messagenet.estimators.aggregate import relu_sum
 from messagenet.estimators.box_sum import box_sum
+from messagenet.estimators.checks import check_finite, check_maps
 from messagenet.estimators.edge_messages import Cavity, Output, cavity_sum, edge_messages
 from messagenet.estimators.estimator import MessageEstimator
 from messagenet.estimators.field import Field, fields
@@ -76,7 +77,8 @@ class MessagePassing(nn.Module):
         initial: Messages before the first iteration: "zero", or "unary" for the unary factors' messages.
         aggregation: Scale of a message: "fixed" (÷ number of offsets), "sum" (the paper's), "mean", "sqrt".
         dependent: How a box factor joins its senders' dependent messages: "sum" (the paper's) or "mean".
-        check_finite: Refuse features with NaN or infinity (costs one pass over them; not when compiled).
+        check_finite: Refuse features with NaN or infinity (costs one pass over them, and on a GPU a wait for
+            it; not when compiled).
     """
 
     def __init__(
@@ -148,7 +150,7 @@ class MessagePassing(nn.Module):
             features: The feature map (B, r, H, W), or one for each factor type by name.
             valid: Which nodes exist, (B, H, W), where images of several sizes were padded to one.
         """
-        by_type = self.features_by_type(features)
+        by_type = self.features_by_type(features, valid)
         parts = [
             (numbers, field.heard(self._last(field).logits))
             for numbers, field in fields(by_type, valid, self.relations)
@@ -162,7 +164,7 @@ class MessagePassing(nn.Module):
 
         The totals of an iteration sum to its logits.
         """
-        by_type = self.features_by_type(features)
+        by_type = self.features_by_type(features, valid)
         parts = [
             (numbers, field, list(self.iterate(field)))
             for numbers, field in fields(by_type, valid, self.relations)
@@ -291,34 +293,19 @@ class MessagePassing(nn.Module):
             case _:
                 return torch.full_like(count, 1 / max(len(offsets), 1) ** 0.5)
 
-    def features_by_type(self, features: Tensor | Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """One feature map per factor type, checked."""
+    def features_by_type(
+        self, features: Tensor | Mapping[str, Tensor], valid: Tensor | None = None
+    ) -> dict[str, Tensor]:
+        """One feature map per factor type, checked; nodes that are not valid may hold anything."""
         if isinstance(features, Tensor):
             features = dict.fromkeys(self.factor_types, features)
         if missing := [name for name in self.factor_types if name not in features]:
             raise InputError(
                 f"no features for {', '.join(missing)}; give one map for each of {self.factor_types}"
             )
-        for values in {id(values): values for values in features.values()}.values():
-            if values.ndim != 4 or values.shape[1] != self.in_channels:
-                raise InputError(
-                    f"features have shape {tuple(values.shape)}; this head takes (batch, {self.in_channels}, "
-                    "height, width)"
-                )
-            if (
-                self.check_finite
-                and not torch.compiler.is_compiling()
-                and not bool(torch.isfinite(values).all())
-            ):
-                raise InputError(
-                    "features contain NaN or infinity; look for a diverged backbone (lower the learning "
-                    "rate) or a bad input image"
-                )
-        sizes = {(values.shape[0], *values.shape[2:]) for values in features.values()}
-        if len(sizes) > 1:
-            raise InputError(
-                f"the feature maps differ in batch or size: {sorted(sizes)}; give all of one size"
-            )
+        check_maps(features.values(), self.in_channels, self.stage(0)["unary"].receiver.weight)
+        if self.check_finite and not torch.compiler.is_compiling():
+            check_finite(features.values(), valid)
         return {name: features[name] for name in self.factor_types}
 
 

@@ -19,7 +19,7 @@ to make again than to store.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -34,14 +34,30 @@ class Sight(NamedTuple):
     """How a strip sees a set of messages: views of memory, for each way.
 
     Attributes:
-        heard: places in the strip's beliefs, the messages that arrive there, and their ρ if it is not one.
-        told: places in the strip's beliefs, what the node to be spoken to has said, and where the cavity goes.
-        sent: the strip's own messages, (K, nodes of the strip).
+        heard: the messages that arrive at its nodes.
+        told: what the nodes that its nodes speak to have said to them.
+        sent: its own messages, (K, nodes of the strip).
     """
 
-    heard: list[tuple[Tensor, Tensor, Tensor | None]]
-    told: list[tuple[Tensor, Tensor, Tensor]]
+    heard: list[Tensor]
+    told: list[Tensor]
     sent: list[Tensor]
+
+
+class Desk(NamedTuple):
+    """Where the messages of a strip are worked on: views of memory that all strips share, for each way.
+
+    Attributes:
+        listening: beliefs of the nodes that receive.
+        weights: ρ of what they receive; None where it is one.
+        speaking: beliefs of the nodes that send.
+        cavities: what they are to send.
+    """
+
+    listening: list[Tensor]
+    weights: list[Tensor | None]
+    speaking: list[Tensor]
+    cavities: list[Tensor]
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,6 +88,21 @@ class LinearSteps:
         widest = max(map(len, layout.strips))
         self._beliefs = self._unary.new_empty(len(unary), widest)
         self._cavities = self._unary.new_ones(len(layout.ways), len(unary), widest)
+        self._desks = [self._desk(strip) for strip in layout.strips]
+
+    def _desk(self, strip: Strip) -> Desk:
+        layout, ways = self._layout, self._layout.ways
+        beliefs, cavities = self._beliefs[:, : len(strip)], self._cavities[..., : len(strip)]
+        weights: list[Tensor | None] = [None] * len(ways)
+        if self._weights is not None:
+            each = zip(self._weights, ways, strict=True)
+            weights = [layout.there(strip, rho, way.receivers, way.senders) for rho, way in each]
+        return Desk(
+            [layout.here(strip, beliefs, way.receivers) for way in ways],
+            weights,
+            [layout.here(strip, beliefs, way.senders) for way in ways],
+            [layout.here(strip, own, way.senders) for own, way in zip(cavities, ways, strict=True)],
+        )
 
     def new_maps(self) -> Maps:
         """Messages that say nothing."""
@@ -82,47 +113,46 @@ class LinearSteps:
         return Maps(values, [self._sight(strip, values.unbind()) for strip in self._layout.strips])
 
     def _sight(self, strip: Strip, values: Sequence[Tensor]) -> Sight:
-        layout = self._layout
-        beliefs, cavities = self._beliefs[:, : len(strip)], self._cavities[..., : len(strip)]
-        sight = Sight([], [], [sent[:, strip.nodes] for sent in values])
-        for way, (senders, receivers) in enumerate(layout.ways):
-            weights = None
-            if self._weights is not None:
-                weights = layout.there(strip, self._weights[way], receivers, senders)
-            heard = layout.there(strip, values[way], receivers, senders)
-            sight.heard.append((layout.here(strip, beliefs, receivers), heard, weights))
-            told = layout.there(strip, values[way ^ 1], senders, receivers)
-            cavity = layout.here(strip, cavities[way], senders)
-            sight.told.append((layout.here(strip, beliefs, senders), told, cavity))
-        return sight
+        there, ways = self._layout.there, self._layout.ways
+        return Sight(
+            [there(strip, own, way.receivers, way.senders) for own, way in zip(values, ways, strict=True)],
+            [there(strip, values[n ^ 1], way.senders, way.receivers) for n, way in enumerate(ways)],
+            [own[:, strip.nodes] for own in values],
+        )
 
     def advance(self, messages: Maps, out: Maps) -> None:
         """New messages from old ones."""
-        for strip, sight, renewed in zip(self._layout.strips, messages.sights, out.sights, strict=True):
-            self._tables.multiply(strip, self._cavities_of(strip, sight).unbind(), renewed.sent)
+        for number, strip in enumerate(self._layout.strips):
+            cavities = self._cavities_of(number, messages)
+            self._tables.multiply(strip, cavities.unbind(), out.sights[number].sent)
         if self._damping:
             out.values.mul_((messages.values / out.values).pow_(self._damping))
 
-    def _cavities_of(self, strip: Strip, sight: Sight) -> Tensor:
+    def _cavities_of(self, number: int, messages: Maps) -> Tensor:
         """c along all ways from the nodes of a strip; the next call overwrites it."""
-        self._beliefs_of(strip, sight)
-        for beliefs, told, out in sight.told:
+        self._beliefs_of(number, messages)
+        desk = self._desks[number]
+        for beliefs, told, out in zip(
+            desk.speaking, messages.sights[number].told, desk.cavities, strict=True
+        ):
             torch.div(beliefs, told, out=out)
-        cavities = self._cavities[..., : len(strip)]
+        cavities = self._cavities[..., : len(self._layout.strips[number])]
         return cavities.div_(cavities.amax(1, keepdim=True))
 
-    def _beliefs_of(self, strip: Strip, sight: Sight) -> Tensor:
+    def _beliefs_of(self, number: int, messages: Maps) -> Tensor:
         """b of the nodes of a strip, (K, nodes); the next call overwrites it."""
+        strip, desk = self._layout.strips[number], self._desks[number]
         beliefs = self._beliefs[:, : len(strip)].copy_(self._unary[:, strip.nodes])
-        for places, heard, weights in sight.heard:
-            places *= heard if weights is None else heard**weights
+        heard = messages.sights[number].heard
+        for places, arriving, rho in zip(desk.listening, heard, desk.weights, strict=True):
+            places *= arriving if rho is None else arriving**rho
         return beliefs
 
     def log_beliefs(self, messages: Maps) -> Tensor:
         """(K, nodes) log b."""
         out = torch.empty_like(self._unary)
-        for strip, sight in zip(self._layout.strips, messages.sights, strict=True):
-            torch.log(self._beliefs_of(strip, sight), out=out[:, strip.nodes])
+        for number, strip in enumerate(self._layout.strips):
+            torch.log(self._beliefs_of(number, messages), out=out[:, strip.nodes])
         return out
 
     def largest_change(self, new: Maps, old: Maps) -> Tensor:
@@ -144,17 +174,20 @@ class LinearSteps:
             trail: messages (ways, K, nodes) before the first iteration and after each.
         """
         of_unary, of_tables = torch.zeros_like(self._unary), TableGradients(self._tables)
+        at_nodes, scratch = torch.zeros_like(of_unary), torch.empty_like(self._cavities)
         shares, in_logs = torch.zeros_like(trail[-1]), torch.zeros_like(trail[-1])
+        before = self._before(at_nodes, shares, in_logs)
         if of_beliefs is not None:
+            at_nodes += of_beliefs
             of_unary += of_beliefs
-            self._before(of_unary, shares, in_logs)
+            before()
         if of_messages is not None:
             in_logs.addcmul_(of_messages, trail[-1])
-        at_nodes, scratch = torch.empty_like(of_unary), torch.empty_like(self._cavities)
-        for before, after in zip(trail[-2::-1], trail[:0:-1], strict=True):
-            for strip, sight in zip(self._layout.strips, self.maps(before).sights, strict=True):
-                cavities, part = self._cavities_of(strip, sight), shares[..., strip.nodes]
-                products = after[..., strip.nodes]
+        for old, new in zip(trail[-2::-1], trail[:0:-1], strict=True):
+            messages = self.maps(old)
+            for number, strip in enumerate(self._layout.strips):
+                cavities, part = self._cavities_of(number, messages), shares[..., strip.nodes]
+                products = new[..., strip.nodes]
                 if self._damping:
                     self._tables.multiply(strip, cavities.unbind(), part.unbind())
                     products = part / (1 - self._damping)
@@ -165,19 +198,27 @@ class LinearSteps:
                 part -= part.mean(1, keepdim=True)
                 torch.sum(part, 0, out=at_nodes[:, strip.nodes])
             of_unary += at_nodes
-            self._before(at_nodes, shares, in_logs)
+            before()
         return of_unary, of_tables.finish()
 
-    def _before(self, at_nodes: Tensor, shares: Tensor, in_logs: Tensor) -> None:
-        """ρ A_q − a_{q→p}, the gradient in log μ_{p→q} before an iteration; damping keeps some of that after it."""
-        layout = self._layout
-        for way, (senders, receivers) in enumerate(layout.ways):
-            heard = layout.there(layout.everything, at_nodes, senders, receivers)
-            if self._weights is not None:
-                heard = heard * layout.pairs(self._weights[way], way)
-            told = layout.there(layout.everything, shares[way ^ 1], senders, receivers)
-            places = layout.pairs(in_logs[way], way)
-            if self._damping:
-                places.mul_(self._damping).add_(heard).sub_(told)
-            else:
-                torch.sub(heard, told, out=places)
+    def _before(self, at_nodes: Tensor, shares: Tensor, in_logs: Tensor) -> Callable[[], None]:
+        """Makes ρ A_q − a_{q→p}, the gradient in log μ_{p→q} before an iteration, out of A and a.
+
+        Damping keeps some of the gradient after it.
+        """
+        layout, everything, views = self._layout, self._layout.everything, []
+        for number, way in enumerate(layout.ways):
+            heard = layout.there(everything, at_nodes, way.senders, way.receivers)
+            told = layout.there(everything, shares[number ^ 1], way.senders, way.receivers)
+            rho = None if self._weights is None else layout.pairs(self._weights[number], number)
+            views.append((heard, told, rho, layout.pairs(in_logs[number], number)))
+
+        def renew() -> None:
+            for heard, told, rho, out in views:
+                share = heard if rho is None else heard * rho
+                if self._damping:
+                    out.mul_(self._damping).add_(share).sub_(told)
+                else:
+                    torch.sub(share, told, out=out)
+
+        return renew

@@ -77,9 +77,14 @@ def test_both_builders_agree(seed, pixels, dimensions, scale):
 
 
 def test_the_table_grows():
-    features = 20 * torch.randn(30_000, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    """From 32768 vertices, and again from 131072."""
+    features = 300 * torch.randn(50_000, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     compiled, plain = (build_lattice(features, compiled=flag) for flag in (True, False))
-    assert compiled.size == plain.size > 1 << 15
+    assert compiled.size == plain.size > 131072
+    assert sorted(compiled.vertices.flatten().unique().tolist()) == list(range(compiled.size))
+    renamed = torch.empty(plain.size, dtype=torch.int32)
+    renamed[compiled.vertices.flatten().long()] = plain.vertices.flatten()
+    close(renamed[compiled.vertices.long()], plain.vertices)
 
 
 def test_neighbours_are_mutual(photograph):

@@ -96,16 +96,16 @@ class _Interaction(torch.autograd.Function):
         if compatibility is None and not for_weights:
             return _sent_back(ctx.filters, grad, weights), None, None, None
 
-        to_probabilities, to_weights = torch.zeros_like(grad), torch.zeros_like(weights)
+        to_probabilities, to_weights = torch.zeros_like(grad), torch.empty_like(weights)
         to_compatibility = torch.zeros_like(compatibility) if for_compatibility else None
         plain = torch.ones_like(weights[:1])
         for number, weight in enumerate(weights):
             back = _sent_back([of_image[number : number + 1] for of_image in ctx.filters], grad, plain)
+            pairs = back.flatten(0, 1).T @ probabilities.flatten(0, 1)  # (K, K)
             if compatibility is None:
-                to_weights[number] = torch.einsum("bnk,bnk->k", back, probabilities)
+                to_weights[number] = pairs.diagonal()
                 to_probabilities.addcmul_(back, weight)
                 continue
-            pairs = torch.einsum("bnk,bnl->kl", back, probabilities)
             to_weights[number] = -(compatibility * pairs).sum(0)
             if to_compatibility is not None:
                 to_compatibility.addcmul_(pairs, weight, value=-1)

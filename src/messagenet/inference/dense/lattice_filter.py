@@ -54,10 +54,8 @@ class LatticeFilter:
         """See `Filter.apply`."""
         splatting, slicing = (self.slicing, self.splatting) if transpose else (self.splatting, self.slicing)
         neighbours = self.lattice.neighbours.flip(0) if transpose else self.lattice.neighbours
-        if not add:
-            out.zero_()
         run = self._loops if self.compiled else self._gathers
-        run(values, weights, splatting, neighbours, slicing, out)
+        run(values, weights, splatting, neighbours, slicing, add, out)
 
     def _gathers(
         self,
@@ -66,6 +64,7 @@ class LatticeFilter:
         splatting: Tensor,
         neighbours: Tensor,
         slicing: Tensor,
+        add: bool,
         out: Tensor,
     ) -> None:
         corners = self.lattice.vertices.T
@@ -75,6 +74,8 @@ class LatticeFilter:
         for ahead, behind in neighbours:
             lattice[:-1] += 0.5 * (lattice.index_select(0, ahead) + lattice.index_select(0, behind))
         lattice *= weights
+        if not add:
+            out.zero_()
         for vertices, weight in zip(corners, slicing.T, strict=True):
             out.addcmul_(weight[:, None], lattice.index_select(0, vertices))
 
@@ -85,19 +86,22 @@ class LatticeFilter:
         splatting: Tensor,
         neighbours: Tensor,
         slicing: Tensor,
+        add: bool,
         out: Tensor,
     ) -> None:
         from messagenet.inference.dense.lattice_loops import blur, slice_back, splat
 
         classes = values.shape[1]
         starts = self._rows(classes).numpy()
-        source, target = values.new_zeros(2, self.lattice.size + 1, classes)
+        source = values.new_zeros(self.lattice.size + 1, classes)
+        target = torch.empty_like(source)
+        target[-1] = 0
         splat(values.view(-1).numpy(), starts, splatting.numpy(), classes, source.view(-1).numpy())
         for ahead, behind in neighbours:
             blur(source.view(-1).numpy(), ahead.numpy(), behind.numpy(), classes, target.view(-1).numpy())
             source, target = target, source
         source *= weights
-        slice_back(source.view(-1).numpy(), starts, slicing.numpy(), classes, out.view(-1).numpy())
+        slice_back(source.view(-1).numpy(), starts, slicing.numpy(), classes, add, out.view(-1).numpy())
 
     def _rows(self, classes: int) -> Tensor:
         """(N, d + 1) where the vertices' rows begin in a flat buffer; kept, since classes rarely change."""

@@ -41,12 +41,18 @@ def blur(source, ahead, behind, classes, target):
 
 
 @_compiled
-def slice_back(lattice, starts, weights, classes, out):
-    """out[p, k] += Σ_c weights[p, c] · lattice[starts[p, c] + k]; the six corners of five dimensions in one sweep."""
+def slice_back(lattice, starts, weights, classes, add, out):
+    """out[p, k] = Σ_c weights[p, c] · lattice[starts[p, c] + k], or adds it to what is there.
+
+    The six corners of five dimensions are read in one sweep.
+    """
     corners = starts.shape[1]
     together = corners - corners % 6
     for p in range(starts.shape[0]):
         i, row = uint64(p * classes), uint64(p)
+        if not add:
+            for k in range(classes):
+                out[i + uint64(k)] = 0
         for c in range(0, together, 6):
             c0, c1, c2 = uint64(c), uint64(c + 1), uint64(c + 2)
             c3, c4, c5 = uint64(c + 3), uint64(c + 4), uint64(c + 5)
