@@ -21,7 +21,8 @@ LAYERS = [
     {"report"},
     {"prediction"},
     {"training"},
-    {"demo"},
+    {"comparison"},
+    {"demo", "verbs"},
     {"cli"},
     {"__main__"},
 ]

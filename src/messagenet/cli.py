@@ -9,19 +9,16 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
 from messagenet._version import __version__
 from messagenet.errors import InputError
 from messagenet.files import write_atomically
-
-if TYPE_CHECKING:
-    from messagenet.prediction import Predictor
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -42,6 +39,10 @@ DataOption = Annotated[str, typer.Option("--data", "-d", help=DATA_HELP)]
 ClassesOption = Annotated[Path | None, typer.Option(help="Class list, if the data set has none of its own.")]
 VoidOption = Annotated[
     list[int] | None, typer.Option(help="Mask value that means “not labelled”; repeatable.")
+]
+ScoredVoidOption = Annotated[
+    list[int] | None,
+    typer.Option(help="Mask value that means “not labelled”; repeatable. By default those of the training."),
 ]
 KeepOption = Annotated[
     str | None, typer.Option(help="Comma-separated classes to keep, e.g. `background,cat,dog`.")
@@ -90,7 +91,14 @@ def train(
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="Change a setting: `a.b=value`; repeatable.")
     ] = None,
-    model: Annotated[str | None, typer.Option(help="`message` or `unary`.")] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="What to train: `message`, `unary`, or a system to compare with: `context_crf`, `crf_pseudo`, "
+            "`crf_likelihood`, `deeplab_crf`, `crf_rnn`, `inference_machine`, `ensemble`, `convolution`, `dilated`, "
+            "`fcn8s`."
+        ),
+    ] = None,
     classes: ClassesOption = None,
     void: VoidOption = None,
     keep: KeepOption = None,
@@ -106,28 +114,29 @@ def train(
     `street/images` and `street/masks`; the best model is then in `runs/street/best`. Without a preset, `tiny` is
     used for synthetic scenes and `fast` for photographs. Ctrl-C stops after the current step; `--resume` goes on.
     """
-    from messagenet.training import Bar, train
-    from messagenet.training.choose import choose_config
+    from messagenet import verbs
+    from messagenet.training import Bar
+    from messagenet.training.processes import is_first_process
 
-    chosen = choose_config(
-        data=data,
+    result = verbs.train(
+        data,
+        out,
         preset=preset,
-        file=config,
-        overrides=set_ or [],
-        run_folder=out if resume else None,
-        kind=model,
+        config=config,
+        settings=set_ or [],
+        model=model,  # type: ignore[arg-type]
         classes=classes,
         void_values=void,
         keep=_words(keep),
-        rest=rest,
+        rest=rest,  # type: ignore[arg-type]
         epochs=epochs,
+        resume=resume,
+        progress=Bar(console),
     )
-    result = train(chosen, out, resume=resume, progress=Bar(console))
     if result.interrupted:
         raise typer.Exit(130)
-    console.print(
-        f"the best model is in [bold]{out / 'best'}[/bold]: messagenet predict IMAGES --model {out / 'best'}"
-    )
+    if is_first_process():
+        _say(f"the best model is in {out / 'best'}: messagenet predict IMAGES --model {out / 'best'}")
 
 
 @app.command()
@@ -161,24 +170,45 @@ def predict(
     tile: Annotated[
         int, typer.Option(help="Images larger than this many pixels are predicted in tiles.")
     ] = 1024,
+    refine: Annotated[
+        bool,
+        typer.Option("--refine", help="Refine with a dense CRF, which draws labels to edges in the image."),
+    ] = False,
+    ray: Annotated[
+        bool, typer.Option(help='Share the work out over a Ray cluster (`pip install "messagenet[ray]"`).')
+    ] = False,
+    workers: Annotated[int | None, typer.Option(help="How many processes Ray uses; all by default.")] = None,
 ) -> None:
     """Segment images of any size.
 
-    `messagenet predict photos/ --model runs/mine/best` writes a palette PNG and an overlay for each photo.
+    `messagenet predict photos/ --model runs/mine/best` writes a palette PNG and an overlay for each photo. Images
+    that cannot be read are left out and named at the end; the exit code is then 2.
     """
-    from messagenet.prediction import predict_files
+    from messagenet import verbs
 
-    predictor = _predictor(model, flip, scales, tile)
     with _progress("predicting") as bar:
         task = bar.add_task("images", total=None)
-        written = predict_files(
-            predictor,
+        predicted = verbs.predict(
             images,
+            model,
             out,
-            _words(save) or [],
-            progress=lambda done, total, file: bar.update(task, completed=done, total=total),
+            save=_words(save) or [],
+            flip=flip,
+            scales=_numbers(scales),
+            tile=tile,
+            refine=refine,
+            ray=ray,
+            workers=workers,
+            progress=lambda done, total: bar.update(task, completed=done, total=total),
         )
-    _say(f"{len(written)} files written to {out}")
+    if predicted.written:
+        _say(f"{len(predicted.files)} files of {len(predicted.written)} images written to {out}")
+    if predicted.failed:
+        total = len(predicted.written) + len(predicted.failed)
+        _complain(f"{len(predicted.failed)} of {total} images could not be predicted:")
+        for reason in predicted.failed.values():
+            Console(stderr=True).print(f"  {reason}", markup=False, highlight=False, soft_wrap=True)
+        raise typer.Exit(2)
 
 
 @app.command()
@@ -189,11 +219,14 @@ def evaluate(
     data: DataOption = "synthetic",
     split: Annotated[str, typer.Option(help="Part of the data set to score on.")] = "val",
     classes: ClassesOption = None,
-    void: VoidOption = None,
+    void: ScoredVoidOption = None,
     keep: KeepOption = None,
     rest: RestOption = "void",
     flip: FlipOption = False,
     scales: ScalesOption = "1",
+    refine: Annotated[
+        bool, typer.Option("--refine", help="Score every model with a dense CRF on top as well.")
+    ] = False,
     report: Annotated[Path | None, typer.Option(help="Write a self-contained HTML report here.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the scores here.")] = None,
 ) -> None:
@@ -201,29 +234,113 @@ def evaluate(
 
     `messagenet evaluate --model runs/a/best --model runs/b/best --data folder:street --report report.html`
     """
-    from messagenet.data import open_data
+    from messagenet import verbs
     from messagenet.evaluation import scores_table
-    from messagenet.prediction import score
-    from messagenet.prediction.examples import report_examples
-    from messagenet.report import write_report
 
-    labelled = open_data(data, split, classes, void, _words(keep), rest)  # type: ignore[arg-type]
-    predictors = {
-        name: _predictor(folder, flip, scales)
-        for name, folder in zip(_model_names(model), model, strict=True)
-    }
-    named = {}
     with _progress("scoring") as bar:
-        for name, predictor in predictors.items():
-            named[name] = score(predictor, labelled, progress=_advance(bar, name, len(labelled)))
-    console.print(scores_table(named, labelled.name))
+        tasks: dict[str, TaskID] = {}
+
+        def advance(name: str, done: int, total: int) -> None:
+            if name not in tasks:
+                tasks[name] = bar.add_task(name, total=total)
+            bar.update(tasks[name], completed=done)
+
+        named = verbs.evaluate_models(
+            model,
+            data,
+            split=split,
+            classes=classes,
+            void_values=void,
+            keep=_words(keep),
+            rest=rest,  # type: ignore[arg-type]
+            flip=flip,
+            scales=_numbers(scales),
+            refine=refine,
+            report=report,
+            progress=advance,
+        )
+    console.print(scores_table(named, f"{data} ({split})"))
     if json_file:
         content = {name: scores.to_dict() for name, scores in named.items()}
         write_atomically(json_file, (json.dumps(content, indent=2) + "\n").encode())
     if report:
-        examples = report_examples(predictors, labelled, next(reversed(named.values())))
-        write_report(named, examples, report, classes=labelled.classes, title=labelled.name)
         _say(f"report: {report}")
+
+
+@app.command()
+def compare(
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for runs, table and plots.")],
+    rows: Annotated[
+        str,
+        typer.Option(help="Comma-separated systems, e.g. `unary,message,context_crf`; `all` for every one."),
+    ] = "unary,convolution,context_crf,message",
+    data: Annotated[str | None, typer.Option("--data", "-d", help=DATA_HELP)] = None,
+    preset: Annotated[str | None, typer.Option(help="Settings that all rows share.")] = None,
+    config: Annotated[Path | None, typer.Option(help="YAML file of settings that all rows share.")] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="Change a setting of all rows: `a.b=value`; repeatable.")
+    ] = None,
+    seeds: Annotated[str, typer.Option(help="Comma-separated seeds of the trainings.")] = "0,1,2",
+    held_out: Annotated[
+        int, typer.Option(help="Training images kept from all rows, to tune on what training does not learn.")
+    ] = 20,
+    epochs: Annotated[int | None, typer.Option(help="How often to go through the training images.")] = None,
+) -> None:
+    """Train and score systems side by side, with equal budgets and seeds, and write one table.
+
+    `messagenet compare --rows unary,message,crf_rnn --data synthetic --out comparisons/scenes` writes comparison.md,
+    .csv, .json and plots. Rows that are finished are not trained again, so an interrupted comparison goes on.
+    """
+    from messagenet.comparison import ROWS, markdown
+    from messagenet.comparison import compare as compare_systems
+    from messagenet.comparison.watch import Console as Watch
+    from messagenet.training.choose import choose_config
+
+    shared = choose_config(data=data, preset=preset, file=config, overrides=set_ or [], epochs=epochs)
+    wanted = list(ROWS) if rows == "all" else _words(rows) or []
+    outcomes = compare_systems(
+        wanted,
+        shared,
+        [int(seed) for seed in _numbers(seeds, "--seeds", "0,1,2")],
+        out,
+        held_out=held_out,
+        watcher=Watch(console),
+    )
+    _say(markdown(outcomes))
+    _say(f"table and plots: {out}")
+
+
+@app.command()
+def tune(
+    model: Annotated[Path, typer.Option("--model", "-m", help="Folder of a saved model with a CRF.")],
+    data: DataOption,
+    split: Annotated[
+        str, typer.Option(help="Held-out part of the data set: neither trained nor scored on.")
+    ] = "val",
+    limit: Annotated[int, typer.Option(help="Use only so many images.")] = 100,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Folder for the tuned model; its own by default.")
+    ] = None,
+) -> None:
+    """Search what training does not learn (pairwise scale, kernels of a dense CRF) on held-out images."""
+    from messagenet.data import Subset, open_data
+    from messagenet.models import SegmentationNet
+    from messagenet.training.tune import tune as search
+
+    net = SegmentationNet.from_pretrained(model)
+    held_out = open_data(data, split, void_values=net.void_values or None)
+    with _progress("trying") as bar:
+        task = bar.add_task("values", total=None)
+        trials = search(
+            net,
+            Subset(held_out, range(min(limit, len(held_out)))),
+            progress=lambda done, total: bar.update(task, completed=done, total=total),
+        )
+    if not trials:
+        raise InputError(f"{model} has nothing to tune; only models with a CRF have")
+    best = ", ".join(f"{name} {value:g}" for name, value in trials[0].values.items())
+    _say(f"{best}: mean IoU {trials[0].mean_iou:.1%} (worst {trials[-1].mean_iou:.1%})")
+    _say(f"tuned model: {net.save(out or model)}")
 
 
 @app.command()
@@ -264,10 +381,11 @@ def check(
     sheet: Annotated[Path | None, typer.Option(help="Write a contact sheet (PNG) here.")] = None,
     classes: ClassesOption = None,
     void: VoidOption = None,
+    every: Annotated[bool, typer.Option("--all", help="List every problem, not one of each kind.")] = False,
 ) -> None:
     """Count images, sizes and labels, and list everything that would trip a training.
 
-    Exits with 2 if there is a problem.
+    Problems of one kind are told once, with the first files that have them. Exits with 2 if there is a problem.
     """
     from messagenet.data import check_data, open_data
     from messagenet.report import contact_sheet, save_png
@@ -275,35 +393,24 @@ def check(
     labelled = open_data(data, split, classes, void, strict=False)
     with _progress("checking") as bar:
         report = check_data(labelled, progress=_advance(bar, "images", len(labelled)))
-    _say(report.summary())
+    _say(report.summary(every))
     if sheet:
         _say(f"contact sheet: {save_png(contact_sheet(labelled), sheet)}")
     if report.problems:
         raise typer.Exit(2)
 
 
-def _predictor(folder: Path, flip: bool, scales: str, tile: int = 1024) -> Predictor:
-    import torch
-
-    from messagenet.models import MessageNet
-    from messagenet.prediction import Predictor, Views
-
+def _numbers(text: str, option: str = "--scales", like: str = "0.75,1,1.25") -> list[float]:
     try:
-        factors = tuple(float(word) for word in scales.split(","))
+        return [float(word) for word in text.split(",")]
     except ValueError:
-        raise InputError(f"--scales {scales} is not a list of numbers; write it like 0.75,1,1.25") from None
-    views = Views(flip=flip, scales=factors, tile=tile, overlap=min(256, tile // 4))
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    return Predictor(MessageNet.from_pretrained(folder).to(device), views)
+        raise InputError(f"{option} {text} is not a list of numbers; write it like {like}") from None
 
 
-def _model_names(folders: list[Path]) -> list[str]:
-    """What tables call the models: the name of the run's folder, or the whole path where two would be alike."""
-    whole = [folder.absolute() for folder in folders]
-    if len(set(whole)) < len(whole):
-        raise InputError("a model is given twice; give each once")
-    short = [(folder.parent if folder.name in ("best", "last") else folder).name for folder in whole]
-    return short if len(set(short)) == len(short) else [str(folder) for folder in whole]
+def _complain(text: str) -> None:
+    """One line about what the user can mend."""
+    line = Text.assemble(("error:", "bold red"), " ", text)
+    Console(stderr=True).print(line, soft_wrap=True, highlight=False)
 
 
 def _say(text: str) -> None:
@@ -337,8 +444,7 @@ def main() -> None:
     try:
         app()
     except InputError as error:
-        line = Text.assemble(("error:", "bold red"), " ", str(error))
-        Console(stderr=True).print(line, soft_wrap=True, highlight=False)
+        _complain(str(error))
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)

@@ -176,3 +176,23 @@ def test_wrong_files_are_refused_by_name(tmp_path):
 def test_bad_networks_name_the_fix(build, words):
     with pytest.raises(InputError, match=words):
         build()
+
+
+def test_the_check_of_features_can_be_left_out():
+    images = torch.full((1, 3, 16, 16), torch.nan)
+    with pytest.raises(InputError, match="NaN or infinity"):
+        MessageNet("tiny", 3, hidden=4)(images)
+    assert MessageNet("tiny", 3, hidden=4, check_finite=False)(images).isnan().any()
+
+
+def test_void_values_are_remembered(tmp_path):
+    UnaryNet("tiny", 3, hidden=4, void_values=(11, 1000)).save(tmp_path / "net")
+    assert MessageNet.from_pretrained(tmp_path / "net").void_values == (11, 1000)
+    config = json.loads((tmp_path / "net" / "config.json").read_text())
+    del config["classes"]["void_values"]  # as earlier versions wrote it
+    (tmp_path / "net" / "config.json").write_text(json.dumps(config))
+    assert MessageNet.from_pretrained(tmp_path / "net").void_values == ()
+    config["classes"]["void_values"] = [-3]
+    (tmp_path / "net" / "config.json").write_text(json.dumps(config))
+    with pytest.raises(InputError, match=r"config\.json.*void value -3"):
+        MessageNet.from_pretrained(tmp_path / "net")

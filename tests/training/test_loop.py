@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import multiprocessing
 import os
 import signal
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 from safetensors.torch import load_file
 
 from messagenet.data import Classes, Sample, SegmentationData, SyntheticScenes
@@ -154,7 +156,12 @@ def test_resuming_a_finished_run_changes_nothing(run: Run) -> None:
     before = weights(first)
     half_written = first.folder / "last" / ".model.safetensors.0a1b2c3d.part"
     half_written.write_bytes(b"killed")
-    again = run(resume=True)
+    log = (first.folder / "log.jsonl").read_text()
+    console = Console(record=True, file=io.StringIO())
+    again = run(resume=True, progress=Bar(console))
+    assert "this run is complete, all 6 steps" in (text := console.export_text())
+    assert "going on" not in text
+    assert (first.folder / "log.jsonl").read_text() == log
     assert not half_written.exists()
     assert (again.steps, again.best_iou) == (first.steps, first.best_iou)
     assert same(before, weights(again))

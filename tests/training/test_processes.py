@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from messagenet.errors import InputError
 from messagenet.training.log import read_log
-from messagenet.training.processes import start_processes
+from messagenet.training.processes import keep_strides, start_processes
 
 SCRIPT = Path(__file__).with_name("shared_run.py")
 
@@ -51,3 +51,24 @@ def test_processes_that_do_not_find_each_other_are_refused(monkeypatch: pytest.M
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(InputError, match="2 processes were started but 1 joined"):
         start_processes()
+
+
+def test_gradients_lie_in_memory_as_their_parameters_do() -> None:
+    torch.manual_seed(0)
+    plain, kept = (torch.nn.Conv2d(8, 8, 3, groups=8), torch.nn.Conv2d(8, 8, 3, groups=8))
+    kept.load_state_dict(plain.state_dict())
+    keep_strides(kept)
+    images = torch.randn(2, 8, 9, 9).contiguous(memory_format=torch.channels_last)
+    for layer in (plain, kept):
+        layer(images).square().sum().backward()
+    assert kept.weight.grad is not None
+    assert kept.weight.grad.stride() == kept.weight.stride()
+    assert torch.equal(kept.weight.grad, plain.weight.grad)
+
+
+def test_gradients_in_another_order_are_left_to_torch() -> None:
+    weight = torch.nn.Parameter(torch.zeros(1, 2, 3))
+    keep_strides(torch.nn.ParameterList([weight]))
+    (weight.transpose(1, 2) * torch.arange(6.0).view(1, 3, 2)).sum().backward()
+    assert weight.grad is not None
+    assert torch.equal(weight.grad, torch.arange(6.0).view(1, 3, 2).transpose(1, 2))

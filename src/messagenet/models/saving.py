@@ -7,7 +7,7 @@ by name, and so is a file that does not belong to the configuration beside it.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,25 +17,27 @@ from safetensors.torch import save as dump_tensors
 from torch import nn
 
 from messagenet.data.classes import Classes
+from messagenet.data.dataset import checked_void_values
 from messagenet.errors import InputError, nearest
 from messagenet.files import write_atomically
 from messagenet.graph import Relation
 
 if TYPE_CHECKING:
-    from messagenet.models.message_net import MessageNet
+    from messagenet.models.segmentation_net import SegmentationNet
 
 FORMAT = 1
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 KEYS = ("format", "model", "classes", "relations", "settings")
+VOID_VALUES = "void_values"
 
 
-def save_model(net: MessageNet, folder: str | Path) -> Path:
+def save_model(net: SegmentationNet, folder: str | Path) -> Path:
     """Writes a model's configuration and parameters; each file appears whole or not at all."""
     folder = Path(folder)
     config = {
         "format": FORMAT,
         "model": type(net).__name__,
-        "classes": {"names": net.classes.names, "colours": net.classes.colours},
+        "classes": _classes_entry(net),
         "relations": [relation.to_dict() for relation in net.relations],
         "settings": net.settings,
     }
@@ -45,9 +47,15 @@ def save_model(net: MessageNet, folder: str | Path) -> Path:
     return folder
 
 
+def _classes_entry(net: SegmentationNet) -> dict[str, Any]:
+    """What labels mean; void values only if there are any, as earlier versions had none."""
+    entry: dict[str, Any] = {"names": net.classes.names, "colours": net.classes.colours}
+    return entry | ({VOID_VALUES: net.void_values} if net.void_values else {})
+
+
 def load_model(
-    folder: str | Path, kinds: Mapping[str, type[MessageNet]], backbone: nn.Module | None = None
-) -> MessageNet:
+    folder: str | Path, kinds: Mapping[str, Callable[..., SegmentationNet]], backbone: nn.Module | None = None
+) -> SegmentationNet:
     """Builds the model that `save_model` wrote, ready for prediction (`eval` mode)."""
     folder = Path(folder)
     config = read_config(folder)
@@ -63,8 +71,10 @@ def load_model(
             f"{folder} was saved with a backbone of its owner's; pass it: from_pretrained(folder, backbone=...)"
         )
     try:
-        _check_keys(f"{path}: classes", config["classes"], ("names", "colours"))
-        classes = Classes(tuple(config["classes"]["names"]), tuple(map(tuple, config["classes"]["colours"])))
+        given = {VOID_VALUES: (), **config["classes"]}
+        _check_keys(f"{path}: classes", given, ("names", "colours", VOID_VALUES))
+        classes = Classes(tuple(given["names"]), tuple(map(tuple, given["colours"])))
+        settings |= {VOID_VALUES: checked_void_values(given[VOID_VALUES])}
         relations = [Relation.from_dict(values) for values in config["relations"]]
         net = kinds[config["model"]](backbone or name, classes, relations, **settings)
     except (TypeError, KeyError, AttributeError, ValueError) as error:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from messagenet.data import Augment, Classes, Sample, SegmentationData, Subset, generator, open_data
 from messagenet.errors import InputError
-from messagenet.models import MessageNet, UnaryNet
-from messagenet.models.backbones import load_pretrained
+from messagenet.models import KINDS, InferenceMachineNet, SegmentationNet
+from messagenet.models.backbones import build_backbone, load_pretrained
 from messagenet.models.saving import WEIGHTS, read_config
 from messagenet.training.config import DataConfig, ModelConfig
 from messagenet.training.relations import parse_relation, relation_text
@@ -63,7 +63,7 @@ def check_data(data: DataSets, augment: Augment, seed: int) -> Sample:
     return sample
 
 
-def check_reach(net: MessageNet, sample: Sample) -> None:
+def check_reach(net: SegmentationNet, sample: Sample) -> None:
     """Refuses a relation that connects no two nodes of an image of this size."""
     height, width = sample.image.shape[:2]
     rows, columns = math.ceil(height / net.stride), math.ceil(width / net.stride)
@@ -79,36 +79,54 @@ def check_reach(net: MessageNet, sample: Sample) -> None:
 class Network(NamedTuple):
     """A network and the names of those of its parameters that did not begin at random."""
 
-    net: MessageNet
+    net: SegmentationNet
     pretrained: frozenset[str]
 
 
-def build_network(config: ModelConfig, classes: Classes, seed: int = 0) -> Network:
-    """Builds the network with its first weights; the same seed gives the same random ones."""
-    message = config.kind == "message"
-    relations = tuple(parse_relation(relation) for relation in config.relations) if message else ()
+def build_network(
+    config: ModelConfig, classes: Classes, seed: int = 0, void_values: Sequence[int] = ()
+) -> Network:
+    """Builds the network with its first weights; the same seed gives the same random ones.
+
+    Args:
+        config: The network.
+        classes: What its labels mean.
+        seed: Of the random weights.
+        void_values: Mask values without a meaning, for the network to remember.
+    """
+    network, fixed = KINDS[config.kind]
+    relations = (
+        tuple(parse_relation(relation) for relation in config.relations) if network.uses_relations else ()
+    )
+    build: Callable[..., SegmentationNet] = network
+    backbone, backbone_options = _backbone(config)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        net = (MessageNet if message else UnaryNet)(
-            config.backbone,
-            classes,
-            relations,
-            backbone_options=config.backbone_options,
-            separate_features=config.separate_features and message,
-            hidden=config.hidden,
-            iterations=config.iterations,
-            tied=config.tied,
-            cavity=config.cavity,
-            initial=config.initial,
-            aggregation=config.aggregation,
-            dependent=config.dependent,
+        net = build(
+            *(backbone, classes, relations),
+            backbone_options=backbone_options,
+            void_values=void_values,
+            **{name: getattr(config, name) for name in network.options},
+            **fixed,
         )
     return Network(net, frozenset() if config.pretrained is None else _load_backbones(net, config))
 
 
-def _load_backbones(net: MessageNet, config: ModelConfig) -> frozenset[str]:
+def _backbone(config: ModelConfig) -> tuple[str, Mapping[str, Any]]:
+    """The name and options of the backbone; hand-crafted features lie on the nodes of the one that is configured."""
+    crafted = config.machine_features == "hand_crafted"
+    if not (crafted and KINDS[config.kind].network is InferenceMachineNet):
+        return config.backbone, config.backbone_options
+    with torch.device("meta"):
+        configured: Any = build_backbone(config.backbone, **config.backbone_options)
+    return "hand_crafted", {"stride": round(configured.stride)}
+
+
+def _load_backbones(net: SegmentationNet, config: ModelConfig) -> frozenset[str]:
     """Fills every backbone of the network; returns the names of the parameters it filled."""
     source = str(config.pretrained)
+    if net.settings["backbone"] != config.backbone:
+        return frozenset()
     trained = _trained_backbones(Path(source), config) if Path(source).is_dir() else None
     filled: set[str] = set()
     for key, backbone in net.backbones.items():

@@ -31,7 +31,7 @@ from messagenet.data import Sample, SegmentationData, generator, to_tensor
 from messagenet.errors import InputError
 from messagenet.files import write_atomically
 from messagenet.learning import node_labels
-from messagenet.models import MessageNet
+from messagenet.models import SegmentationNet
 from messagenet.training.batches import Key, make_loader
 from messagenet.training.cache_key import CacheSettings, describe
 from messagenet.training.entries import Entry
@@ -51,9 +51,9 @@ class FeatureCache(Dataset[Entry]):
     """
 
     def __init__(
-        self, net: MessageNet, data: SegmentationData, folder: Path, settings: CacheSettings
+        self, net: SegmentationNet, data: SegmentationData, folder: Path, settings: CacheSettings
     ) -> None:
-        self.net: MessageNet | None = net
+        self.net: SegmentationNet | None = net
         self.data, self.settings = data, settings
         self.about = describe(net, data, settings)
         key = hashlib.sha256(json.dumps(self.about, sort_keys=True).encode()).hexdigest()[:24]
@@ -129,7 +129,7 @@ class FeatureCache(Dataset[Entry]):
             for place, sample in zip(places, samples, strict=True):
                 yield place, self._tensors(net, sample, device)
 
-    def _tensors(self, net: MessageNet, sample: Sample, device: torch.device) -> dict[str, Tensor]:
+    def _tensors(self, net: SegmentationNet, sample: Sample, device: torch.device) -> dict[str, Tensor]:
         image, mask = to_tensor(sample)
         if mask is None:
             raise InputError(f"{sample.name} has no mask; training and scoring need one for every image")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from messagenet.data import Augment, Joined, PairedFiles, Restricted, SegmentationData, Subset
-from messagenet.models import MessageNet
+from messagenet.models import SegmentationNet
 from messagenet.training.config import LossConfig
 from messagenet.training.settings import plain
 
@@ -37,7 +37,7 @@ class CacheSettings:
     masks: bool = False
 
 
-def describe(net: MessageNet, data: SegmentationData, settings: CacheSettings) -> dict[str, Any]:
+def describe(net: SegmentationNet, data: SegmentationData, settings: CacheSettings) -> dict[str, Any]:
     """All that entries depend on, in words and digests."""
     weights = hashlib.sha256()
     for name, values in net.backbones.state_dict().items():

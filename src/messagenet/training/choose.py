@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from messagenet.errors import InputError
+from messagenet.models import KINDS
 from messagenet.training.config import TrainConfig
 from messagenet.training.config_files import load_config
 from messagenet.training.overrides import apply_overrides
@@ -49,10 +50,20 @@ def choose_config(
     return apply_overrides(config, overrides)
 
 
+def _needs(kind: str | None) -> dict[str, dict[str, Any]]:
+    """What a kind of network cannot do without, whatever the preset says about others."""
+    if kind not in KINDS:
+        return {}
+    network = KINDS[kind].network
+    at_nodes = {"loss": {"resolution": "nodes", "label_smoothing": 0.0}}
+    from_images = {"run": {"cache_features": False}}
+    return (at_nodes if network.own_objective else {}) | ({} if network.from_features else from_images)
+
+
 def _sections(data: str | None, shortcuts: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Short settings in their sections."""
     places = {"kind": "model", "epochs": "run"}
-    sections: dict[str, dict[str, Any]] = {}
+    sections: dict[str, dict[str, Any]] = _needs(shortcuts.get("kind"))
     for name, value in {"spec": data, **shortcuts}.items():
         if value is not None:
             plain = str(value) if isinstance(value, Path) else value

@@ -13,15 +13,37 @@ from messagenet.data import Augment
 from messagenet.errors import InputError
 from messagenet.estimators.rules import Aggregation, CavityMode, Dependent, Initial
 from messagenet.learning import CellLabel, Resolution
+from messagenet.models import KINDS
+from messagenet.models.crf_head import Inference
+from messagenet.models.dense_nets import WORKING_STRIDES
+from messagenet.models.pair_offsets import Neighbours
 from messagenet.training.relations import parse_relation
+
+KindName = Literal[
+    "message",
+    "unary",
+    "context_crf",
+    "crf_pseudo",
+    "crf_likelihood",
+    "deeplab_crf",
+    "crf_rnn",
+    "inference_machine",
+    "ensemble",
+    "convolution",
+    "dilated",
+    "fcn8s",
+]
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The network: a backbone and a head that passes messages.
+    """The network: a backbone and a head, which passes messages unless another kind is chosen.
 
     Attributes:
-        kind: "message", or "unary" for the same network without relations.
+        kind: "message", or "unary" for the same network without relations; or one to compare with: "context_crf"
+            (potentials, trained piecewise), "crf_pseudo", "crf_likelihood" (the same, trained otherwise),
+            "deeplab_crf", "crf_rnn" (dense CRF), "inference_machine", "ensemble", "convolution", "dilated"
+            (as many parameters, no messages), "fcn8s".
         backbone: The feature network: vgg16, efficientnet_lite0 or tiny.
         backbone_options: Settings of that backbone, such as {width: 128}.
         pretrained: Where the backbone's first weights come from: null for random ones, a file, "package"
@@ -35,9 +57,16 @@ class ModelConfig:
         aggregation: Scale of a message: "fixed", "sum", "mean" or "sqrt".
         dependent: How a box factor joins its senders' messages: "sum" or "mean".
         separate_features: A backbone of its own for every factor type, as in the paper.
+        neighbours: Pairs with a potential in a CRF: a "lattice" of 24 neighbours in each range box, or "all".
+        inference: How a CRF predicts: "mean_field" or "belief_propagation".
+        inference_iterations: Of that, and of an inference machine.
+        likelihood_iterations: Of belief propagation in each training step of "crf_likelihood", at most.
+        working_stride: Pixels per cell of a dense CRF: 1, 2 or 4.
+        machine_features: What an inference machine sees: "hand_crafted" features on the backbone's nodes, or
+            those of the "backbone".
     """
 
-    kind: Literal["message", "unary"] = "message"
+    kind: KindName = "message"
     backbone: str = "efficientnet_lite0"
     backbone_options: dict[str, Any] = field(default_factory=dict)
     pretrained: str | None = None
@@ -50,11 +79,25 @@ class ModelConfig:
     aggregation: Aggregation = "fixed"
     dependent: Dependent = "sum"
     separate_features: bool = False
+    neighbours: Neighbours = "lattice"
+    inference: Inference = "mean_field"
+    inference_iterations: int = 3
+    likelihood_iterations: int = 20
+    working_stride: int = 1
+    machine_features: Literal["hand_crafted", "backbone"] = "hand_crafted"
 
     def __post_init__(self) -> None:
         for relation in self.relations:
             parse_relation(relation)
-        at_least(1, hidden=self.hidden, iterations=self.iterations)
+        at_least(
+            1,
+            hidden=self.hidden,
+            iterations=self.iterations,
+            inference_iterations=self.inference_iterations,
+            likelihood_iterations=self.likelihood_iterations,
+        )
+        if self.working_stride not in WORKING_STRIDES:
+            raise InputError(f"working_stride is {self.working_stride}; choose 1, 2 or 4 pixels")
 
 
 @dataclass(frozen=True)
@@ -233,6 +276,17 @@ class TrainConfig:
     optimiser: OptimiserConfig = field(default_factory=OptimiserConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     run: RunConfig = field(default_factory=RunConfig)
+
+    def __post_init__(self) -> None:
+        network, kind = KINDS[self.model.kind].network, self.model.kind
+        if network.own_objective and self.loss.resolution != "nodes":
+            raise InputError(f"{kind} has an objective at the nodes; set loss.resolution=nodes")
+        if network.own_objective and self.loss.label_smoothing:
+            raise InputError(f"{kind} has an objective without label smoothing; set loss.label_smoothing=0")
+        if self.run.cache_features and not network.from_features:
+            raise InputError(
+                f"{kind} needs more than one feature map of an image; set run.cache_features=false"
+            )
 
 
 def at_least(least: int, **settings: float) -> None:

@@ -19,13 +19,14 @@ from torch import Tensor, nn
 
 from messagenet.data import Batch
 from messagenet.data.seeds import random_stream
-from messagenet.models import MessageNet
+from messagenet.models import SegmentationNet
 from messagenet.training.build import Network
 from messagenet.training.config import TrainConfig
 from messagenet.training.ema import Average
 from messagenet.training.entries import FeatureBatch
 from messagenet.training.objective import Objective
 from messagenet.training.optimiser import build_optimiser, set_rate
+from messagenet.training.processes import keep_strides
 from messagenet.training.schedule import poly_factor
 
 TrainBatch = Batch | FeatureBatch
@@ -67,15 +68,17 @@ class Learner:
             net.backbones.requires_grad_(False)
         if config.run.norm == "sync" and accelerator.num_processes > 1 and accelerator.device.type == "cuda":
             nn.SyncBatchNorm.convert_sync_batchnorm(net)
-        net.head.check_finite = False  # `Watch` sees the loss, without waiting for the device in every step
-        self.net: MessageNet = net
+        net.trust_features()  # `Watch` sees the loss, without waiting for the device in every step
+        if accelerator.num_processes > 1:
+            keep_strides(net)
+        self.net: SegmentationNet = net
         self.average = Average(net, config.run.ema) if config.run.ema else None
         optimiser = build_optimiser(net, network.pretrained, config.optimiser)
         self.parameters = [p for group in optimiser.param_groups for p in group["params"]]
         self.objective, self.optimiser = accelerator.prepare(Objective(net, config.loss), optimiser)
 
     @property
-    def scored(self) -> MessageNet:
+    def scored(self) -> SegmentationNet:
         """The network to score and to save: the average if there is one."""
         return self.net if self.average is None else self.average.net
 

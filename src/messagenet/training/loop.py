@@ -55,7 +55,8 @@ def train(
     Args:
         config: Every setting; `load_config("tiny")` is one.
         out: The folder of the run, which must be empty unless the run is resumed.
-        resume: Whether to go on with the run in that folder; one that never wrote a checkpoint begins again.
+        resume: Whether to go on with the run in that folder; one that never wrote a checkpoint begins again,
+            and nothing happens to one that is complete.
         progress: What to tell about the run's course, such as a `Bar`.
         data: Data sets of one's own, instead of those that `config.data` names.
     """
@@ -89,7 +90,7 @@ class _Run:
         workers = config.run.workers
         self.workers = default_workers(accelerator.num_processes) if workers is None else workers
         first = check_data(data, config.augment, config.run.seed)
-        network = build_network(config.model, data.train.classes, config.run.seed)
+        network = build_network(config.model, data.train.classes, config.run.seed, config.data.void_values)
         check_reach(network.net, first)
         self.step, self.seconds = 0, 0.0
         self.best: float | None = None
@@ -106,14 +107,23 @@ class _Run:
         self.began = time.perf_counter()
         result = None
         try:
-            self._open()
-            with Interrupt() as interrupt:
-                result = self._loop(interrupt)
+            if self.step >= self.plan.total_steps:
+                if self.accelerator.is_main_process:
+                    remove_leftovers(self.layout)
+                self.progress.start(self._info())
+                result = self._result()
+            else:
+                self._open()
+                with Interrupt() as interrupt:
+                    result = self._result(interrupted=self._loop(interrupt))
         finally:
             if self.log is not None:
                 self.log.close()
             self.progress.finished(result)
         return result
+
+    def _result(self, interrupted: bool = False) -> TrainResult:
+        return TrainResult(self.layout.folder, self.step, self.best, self.last, self._elapsed(), interrupted)
 
     def _open(self) -> None:
         """Writes the first files, once every process has looked at the folder."""
@@ -163,7 +173,8 @@ class _Run:
         data = AugmentedData(self.data.train, self.config.augment, self.config.run.seed)
         return iter(make_loader(data, batches, collate, self.workers, pin))
 
-    def _loop(self, interrupt: Interrupt) -> TrainResult:
+    def _loop(self, interrupt: Interrupt) -> bool:
+        """Takes the steps that are left; whether it was asked to stop before the last."""
         run, learner, plan = self.config.run, self.learner, self.plan
         device = self.accelerator.device
         watch = Watch(self.config.optimiser.lr, immediate=device.type == "cpu")
@@ -199,7 +210,7 @@ class _Run:
                 self.sums = meter.sums()
                 self._checkpoint()
                 learner.train_mode()
-        return TrainResult(self.layout.folder, self.step, self.best, self.last, self._elapsed(), stopped)
+        return stopped
 
     def _asked(self, interrupt: Interrupt, loss: StepLoss, logged: bool) -> bool:
         """Whether to stop, which all processes must decide alike; reading their votes waits for the device."""

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import atexit
 import os
+from functools import partial
 
 import torch
 from accelerate import Accelerator  # type: ignore[import-untyped]
-from accelerate.state import AcceleratorState  # type: ignore[import-untyped]
+from accelerate.state import AcceleratorState, PartialState  # type: ignore[import-untyped]
+from torch import Tensor, nn
 
 from messagenet.errors import InputError
 
@@ -43,6 +45,11 @@ def start_processes(precision: str = "no") -> Accelerator:
     return accelerator
 
 
+def is_first_process() -> bool:
+    """Whether this is the process that speaks for all of its run."""
+    return bool(PartialState().is_main_process)
+
+
 def leave_processes() -> None:
     """Takes leave of the other processes; a program that ends without it may be aborted by their open threads."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
@@ -55,3 +62,24 @@ def _has_accelerator() -> bool:
         device = torch.accelerator.current_accelerator()
         return device is not None and device.type != "mps"
     return torch.cuda.is_available()
+
+
+def keep_strides(net: nn.Module) -> None:
+    """Gives gradients the strides of their parameters where both lie in memory alike.
+
+    An axis of length 1, as depthwise and 1×1 kernels have, may have any stride, and kernels computed with channels
+    last get gradients with another one. Distributed training compares strides literally: it would warn of a slow
+    copy that there is no need for.
+    """
+    for parameter in net.parameters():
+        if parameter.requires_grad and 1 in parameter.shape:
+            parameter.register_hook(partial(_strided_as, parameter.stride()))
+
+
+def _strided_as(strides: tuple[int, ...], gradient: Tensor) -> Tensor:
+    """The gradient with the strides given, unless that would be another order of its numbers."""
+    if gradient.stride() == strides:
+        return gradient
+    pairs = zip(gradient.shape, gradient.stride(), strides, strict=True)
+    alike = all(length == 1 or mine == given for length, mine, given in pairs)
+    return gradient.as_strided(gradient.shape, strides) if alike else gradient

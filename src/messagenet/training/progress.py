@@ -138,6 +138,9 @@ class Bar:
             f"{info.images} training images, {info.val_images} to score, {info.parameters / 1e6:.2f} million "
             f"parameters, {info.device}{processes}"
         )
+        if info.start_step >= info.total_steps:
+            self._say_complete(info)
+            return
         if info.start_step:
             self.console.print(f"going on after step {info.start_step}")
         self._best = info.best_iou or 0.0
@@ -145,6 +148,14 @@ class Bar:
             "training", total=info.total_steps, completed=info.start_step, **self._shown
         )
         self._bar.start()
+
+    def _say_complete(self, info: RunInfo) -> None:
+        text = (
+            f"this run is complete, all {info.total_steps} steps are taken, and its schedule ends there; to train "
+            "longer, start another:\n"
+            f"  messagenet train --config {info.folder / 'config.yaml'} --epochs N --out OTHER_FOLDER"
+        )
+        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def caching(self, done: int, total: int) -> None:
         """Moves a bar of its own, which goes when it is full."""
@@ -176,7 +187,8 @@ class Bar:
 
     def finished(self, result: TrainResult | None) -> None:
         """Takes the bar down and says what came of it."""
-        self._bar.stop()
+        if self._steps is not None:
+            self._bar.stop()
         if result is None:
             return
         if result.interrupted:

@@ -18,7 +18,7 @@ from messagenet.data import Sample, SegmentationData, collate
 from messagenet.errors import InputError
 from messagenet.evaluation import Confusion, iou_per_class, mean_iou, pixel_accuracy
 from messagenet.learning import upsample
-from messagenet.models import MessageNet
+from messagenet.models import SegmentationNet
 from messagenet.training.batches import make_loader
 from messagenet.training.cache import FeatureCache
 from messagenet.training.entries import Entry, collate_entries
@@ -46,7 +46,7 @@ class Validation:
         self.data, self.accelerator, self.workers, self.cache = data, accelerator, workers, cache
 
     @torch.no_grad()
-    def score(self, net: MessageNet) -> Confusion:
+    def score(self, net: SegmentationNet) -> Confusion:
         """The confusion matrix over all processes' shares; leaves the network in evaluation mode."""
         net.eval()
         confusion = Confusion(self.data.classes.num_classes)
@@ -68,7 +68,7 @@ class Validation:
             return make_loader(self.data, [[index] for index in share], _only, self.workers)
         return make_loader(self.cache, [[(0, index)] for index in share], _only, self.workers)
 
-    def _predicted(self, net: MessageNet, group: list[Any]) -> tuple[Tensor, Tensor]:
+    def _predicted(self, net: SegmentationNet, group: list[Any]) -> tuple[Tensor, Tensor]:
         """Logits (B, K, H, W) and truth (B, H, W) of images of one size."""
         device = self.accelerator.device
         if self.cache is None:

@@ -23,6 +23,7 @@ from messagenet.models.backbones.contract import IMAGENET_MEAN, IMAGENET_STD, Ba
 from messagenet.models.backbones.efficientnet_lite import EfficientNetLite0, load_efficientnet_lite0
 from messagenet.models.backbones.tiny import Tiny
 from messagenet.models.backbones.vgg16 import VGG16, load_vgg16
+from messagenet.models.hand_crafted import HandCrafted
 
 __all__ = [
     "BACKBONES",
@@ -44,6 +45,7 @@ BACKBONES: dict[str, Callable[..., nn.Module]] = {
     "vgg16": VGG16,
     "efficientnet_lite0": EfficientNetLite0,
     "tiny": Tiny,
+    "hand_crafted": HandCrafted,
 }
 """The feature networks that `build_backbone` knows."""
 

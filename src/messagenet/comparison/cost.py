@@ -1,0 +1,119 @@
+"""What a trained model costs: time and memory of a training step and of a prediction, measured in a clean process.
+
+    python -m messagenet.comparison.cost runs/mine/last 96 96 8        one line of json
+
+Memory is the growth of the largest resident size of the process (on a GPU, the largest amount allocated), and a
+process has only one such largest: hence one of its own for each model, and predictions before training steps.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from messagenet.errors import InputError
+from messagenet.models import SegmentationNet
+
+TURNS = 3
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a model costs.
+
+    Attributes:
+        step_seconds: Forward, loss and backward of one batch, without reading images or changing weights.
+        prediction_seconds: One image to its marginals.
+        prediction_megabytes: Memory that it takes on top of the model.
+    """
+
+    step_seconds: float
+    prediction_seconds: float
+    prediction_megabytes: float
+
+
+def measured(folder: Path, height: int, width: int, batch_size: int) -> Cost:
+    """Measures a saved model in a process of its own.
+
+    Args:
+        folder: The model.
+        height: Of the images.
+        width: Of the images.
+        batch_size: Images per training step.
+    """
+    command = [sys.executable, "-m", "messagenet.comparison.cost", str(folder)]
+    done = subprocess.run(
+        [*command, *map(str, (height, width, batch_size))], capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        raise InputError(f"the cost of {folder} cannot be measured ({reason}); free some memory and resume")
+    return Cost(**json.loads(done.stdout.splitlines()[-1]))
+
+
+def measure(net: SegmentationNet, height: int, width: int, batch_size: int) -> Cost:
+    """Measures a model in this process."""
+    torch.manual_seed(0)
+    images = torch.rand(batch_size, 3, height, width, device=net.device)
+    masks = torch.randint(0, net.classes.num_classes, (batch_size, height, width), device=net.device)
+
+    def predict() -> None:
+        with torch.inference_mode():
+            net.marginals(images[:1])
+
+    def step() -> None:
+        net.zero_grad(set_to_none=True)
+        net.loss(images, masks).mean.backward()
+
+    net.eval()
+    with torch.inference_mode():
+        net.marginals(images[:1, :, :16, :16])  # loads what is compiled or read on first use
+    before = _largest()
+    predict()
+    megabytes = (_largest() - before) / 2**20
+    prediction_seconds = _seconds(predict)
+    net.train()
+    return Cost(_seconds(step), prediction_seconds, megabytes)
+
+
+def _seconds(function: Callable[[], Any]) -> float:
+    """The median of a few calls, after one to warm up."""
+    function()
+    times = []
+    for _ in range(TURNS):
+        start = time.perf_counter()
+        function()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)
+
+
+def _largest() -> float:
+    """The most memory that this process has had, in bytes.
+
+    Linux counts what the parent had before it started this process into `ru_maxrss`, but not into VmHWM.
+    """
+    if torch.cuda.is_available():
+        return float(torch.cuda.max_memory_allocated())
+    status = Path("/proc/self/status")
+    if status.is_file():
+        line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
+        return 1024.0 * int(line.split()[1])
+    return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)  # bytes on macOS
+
+
+if __name__ == "__main__":
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model = SegmentationNet.from_pretrained(sys.argv[1]).to(device)
+    print(json.dumps(asdict(measure(model, *map(int, sys.argv[2:5])))))

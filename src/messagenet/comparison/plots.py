@@ -1,0 +1,64 @@
+"""Two plots of a comparison: who is better, and at what cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from messagenet.comparison.outcome import Outcome
+from messagenet.comparison.table import Line, lines
+from messagenet.files import write_atomically
+from messagenet.report.plots import INK, SERIES, figure_png, plain
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def iou_plot(outcomes: Sequence[Outcome]) -> Figure:
+    """Mean IoU of every row as a bar with its spread; a dot is a seed."""
+    from matplotlib.figure import Figure as NewFigure
+
+    found = lines(outcomes)
+    figure = NewFigure(figsize=(6.4, 1.0 + 0.3 * len(found)), layout="constrained")
+    axes = figure.add_subplot()
+    for place, line in enumerate(found):
+        axes.barh(place, 100 * line.mean_iou, color=_colour(line), alpha=0.75, height=0.7)
+        if line.spread is not None:
+            axes.errorbar(100 * line.mean_iou, place, xerr=100 * line.spread, color=INK, capsize=2)
+        seeds = [100 * outcome.mean_iou for outcome in outcomes if outcome.row == line.row]
+        axes.plot(seeds, [place] * len(seeds), ".", color=INK, markersize=4)
+    axes.set_yticks(range(len(found)), [plain(line.label) for line in found], fontsize=8.5)
+    axes.invert_yaxis()
+    axes.set_xlabel("mean IoU, %", fontsize=9)
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+def cost_plot(outcomes: Sequence[Outcome]) -> Figure:
+    """Mean IoU against the seconds of a training step."""
+    from matplotlib.figure import Figure as NewFigure
+
+    figure = NewFigure(figsize=(6.4, 4.2), layout="constrained")
+    axes = figure.add_subplot()
+    for line in lines(outcomes):
+        axes.plot(line.step_seconds, 100 * line.mean_iou, "o", color=_colour(line))
+        place = (line.step_seconds, 100 * line.mean_iou)
+        axes.annotate(plain(line.row), place, xytext=(4, 3), textcoords="offset points", fontsize=8)
+    axes.set_xscale("log")
+    axes.set_xlabel("seconds per training step", fontsize=9)
+    axes.set_ylabel("mean IoU, %", fontsize=9)
+    axes.grid(color=INK, alpha=0.12, linewidth=0.7)
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+def _colour(line: Line) -> str:
+    """Learned messages stand out."""
+    return SERIES[1] if line.row.startswith("message") else SERIES[0]
+
+
+def write_plots(outcomes: Sequence[Outcome], folder: Path) -> None:
+    """Writes iou.png and cost.png."""
+    for name, draw in (("iou.png", iou_plot), ("cost.png", cost_plot)):
+        write_atomically(folder / name, figure_png(draw(outcomes)))

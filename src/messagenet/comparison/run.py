@@ -1,0 +1,207 @@
+"""Trains and scores systems side by side: the same data, backbone, budget and seeds for all of them.
+
+    out/comparison.md, .json, .csv      the table
+    out/iou.png, cost.png               the plots
+    out/ROW/seed-S/run/                 a training run (see `messagenet.training`)
+    out/ROW/seed-S/model/               the model that was scored, after tuning
+    out/ROW/seed-S/outcome.json         what came of it; a row that has this file is not trained again
+
+Some of the training images are held out from every row. Rows with settings that training does not learn are tuned on
+them; the others have nothing to do with them, and no row has seen the images it is scored on. The model after the
+last step is scored, not the one that did best on those images.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from messagenet.comparison.cost import Cost, measured
+from messagenet.comparison.outcome import Outcome, near_boundaries
+from messagenet.comparison.plots import write_plots
+from messagenet.comparison.rows import Row, find_rows
+from messagenet.comparison.table import write_tables
+from messagenet.data import SegmentationData, Subset
+from messagenet.errors import InputError
+from messagenet.files import write_atomically
+from messagenet.models import KINDS, SegmentationNet
+from messagenet.models.controls import parameter_count
+from messagenet.prediction import Predictor, score
+from messagenet.training import (
+    DataSets,
+    Progress,
+    TrainConfig,
+    TrainResult,
+    apply_overrides,
+    config_files,
+    train,
+)
+from messagenet.training.build import open_sets
+from messagenet.training.machines import train_machine
+from messagenet.training.tune import tune
+
+HELD_OUT = 20
+NEVER = 10**9
+
+
+class Watcher(Protocol):
+    """What a comparison tells whoever watches."""
+
+    def row(self, number: int, total: int, row: Row, seed: int) -> Progress | None:
+        """Before a row is trained; returns what to show its training with."""
+        ...
+
+    def done(self, number: int, total: int, outcome: Outcome) -> None:
+        """After a row is scored, or found to be so."""
+        ...
+
+
+class _Quiet:
+    """Shows nothing."""
+
+    def row(self, number: int, total: int, row: Row, seed: int) -> Progress | None:
+        """Nothing."""
+        return None
+
+    def done(self, number: int, total: int, outcome: Outcome) -> None:
+        """Nothing."""
+
+
+def compare(
+    rows: Iterable[str | Row] | Mapping[str, Sequence[str]],
+    config: TrainConfig,
+    seeds: Sequence[int],
+    out: str | Path,
+    *,
+    held_out: int = HELD_OUT,
+    data: DataSets | None = None,
+    watcher: Watcher | None = None,
+) -> list[Outcome]:
+    """Trains and scores every row with every seed, and writes the table and the plots.
+
+    Ctrl-C ends the comparison; called again, it goes on from there. The table is written anew after every row.
+
+    Args:
+        rows: Names of `messagenet.comparison.ROWS`, rows of one's own, or their settings by name.
+        config: What all rows share; its `model.kind` does not matter.
+        seeds: Of the weights and the order of images; the data stay the same.
+        out: Folder for everything.
+        held_out: Training images to tune on.
+        data: Data sets of one's own, instead of those that `config.data` names.
+        watcher: What to tell.
+    """
+    found, out, watcher = find_rows(rows), Path(out), watcher or _Quiet()
+    if not seeds or len(set(seeds)) < len(seeds):
+        raise InputError(f"seeds are {list(seeds)}; give one or more, each once")
+    shared = _fair(found, config)
+    configs = {(row.name, seed): row.config(shared, seed) for row in found for seed in seeds}
+    sets = data or open_sets(config.data)
+    _check_same(out / "config.yaml", shared)
+    parts = _parts(sets, held_out)
+    jobs = [(row, seed) for seed in seeds for row in found]
+    outcomes: list[Outcome] = []
+    for number, (row, seed) in enumerate(jobs, start=1):
+        folder = out / row.name / f"seed-{seed}"
+        if (folder / "outcome.json").is_file():
+            outcome = Outcome.load(folder / "outcome.json")
+        else:
+            progress = watcher.row(number, len(jobs), row, seed)
+            earlier = next((known.cost for known in outcomes if known.row == row.name), None)
+            outcome = _outcome(row, seed, configs[row.name, seed], folder, parts, progress, earlier)
+            outcome.save(folder / "outcome.json")
+        outcomes.append(outcome)
+        watcher.done(number, len(jobs), outcome)
+        write_tables(outcomes, out)
+    write_plots(outcomes, out)
+    return outcomes
+
+
+def _parts(sets: DataSets, held_out: int) -> tuple[DataSets, SegmentationData]:
+    """The data without some of its training images, evenly spread, and those."""
+    if sets.val is None:
+        raise InputError("there is nothing to score the rows on; set data.val_split")
+    count = len(sets.train)
+    if not 1 <= held_out < count:
+        raise InputError(
+            f"held_out is {held_out} of {count} training images; hold out at least 1 and not all of them"
+        )
+    chosen = {number * count // held_out for number in range(held_out)}
+    rest = [index for index in range(count) if index not in chosen]
+    return DataSets(Subset(sets.train, rest), sets.val), Subset(sets.train, sorted(chosen))
+
+
+def _fair(rows: Sequence[Row], config: TrainConfig) -> TrainConfig:
+    """The shared configuration in a form that every row can have: no scoring on the way, a loss that all know."""
+    shared = apply_overrides(config, [f"run.evaluate_every={NEVER}", "run.cache_features=false"])
+    kinds = [row.config(_plain(shared), 0).model.kind for row in rows]
+    own = any(KINDS[kind].network.own_objective for kind in kinds)
+    return _plain(shared) if own else shared
+
+
+def _plain(config: TrainConfig) -> TrainConfig:
+    return apply_overrides(config, ["loss.resolution=nodes", "loss.label_smoothing=0"])
+
+
+def _check_same(path: Path, shared: TrainConfig) -> None:
+    """Writes the shared configuration, or refuses to mix rows of different ones."""
+    if path.is_file() and config_files.load_config(path) != shared:
+        raise InputError(
+            f"{path.parent} holds a comparison with other settings; give it the same, or another folder"
+        )
+    write_atomically(path, config_files.config_text(shared).encode())
+
+
+def _trained(
+    row: Row,
+    config: TrainConfig,
+    folder: Path,
+    sets: DataSets,
+    held_out: SegmentationData,
+    progress: Progress | None,
+) -> TrainResult:
+    """A row after its training; the model is in `folder`/last."""
+    if row.trainer == "gradient":
+        return train(config, folder, resume=True, progress=progress, data=sets)
+    return train_machine(config, folder, row.trainer, sets.train, held_out)
+
+
+def _outcome(
+    row: Row,
+    seed: int,
+    config: TrainConfig,
+    folder: Path,
+    parts: tuple[DataSets, SegmentationData],
+    progress: Progress | None,
+    cost: Cost | None,
+) -> Outcome:
+    """Trains, tunes, scores and measures one row with one seed."""
+    sets, held_out = parts
+    result = _trained(row, config, folder / "run", sets, held_out, progress)
+    if result.interrupted:
+        raise KeyboardInterrupt
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    net = SegmentationNet.from_pretrained(result.folder / "last").to(device)
+    trials = tune(net, held_out)
+    net.save(folder / "model")
+    assert sets.val is not None
+    scores = score(Predictor(net), sets.val)
+    height, width = sets.train[0].image.shape[:2]
+    if config.augment.crop is not None:
+        crop = config.augment.crop
+        height, width = (crop, crop) if isinstance(crop, int) else crop
+    return Outcome(
+        row.name,
+        row.label or row.name,
+        seed,
+        scores.mean_iou or 0.0,
+        near_boundaries(scores),
+        parameter_count(net),
+        net.outputs_per_factor,
+        result.steps,
+        result.seconds,
+        cost or measured(folder / "model", height, width, config.run.batch_size),
+        trials[0].values if trials else {},
+    )

@@ -1,0 +1,34 @@
+"""A comparison in the terminal: a headline and a bar for each training, a line for each outcome."""
+
+from __future__ import annotations
+
+from rich.console import Console as RichConsole
+
+from messagenet.comparison.outcome import Outcome
+from messagenet.comparison.rows import Row
+from messagenet.training import Bar, Progress
+
+
+class Console:
+    """Prints what a comparison is doing.
+
+    Args:
+        console: Where to print.
+    """
+
+    def __init__(self, console: RichConsole | None = None) -> None:
+        self.console = console or RichConsole(stderr=True)
+
+    def row(self, number: int, total: int, row: Row, seed: int) -> Progress | None:
+        """A headline, and the bar of a training below it."""
+        self.console.rule(f"{number}/{total}  {row.label or row.name}, seed {seed}", align="left")
+        return Bar(self.console)
+
+    def done(self, number: int, total: int, outcome: Outcome) -> None:
+        """The scores of a row."""
+        tuned = "".join(f", {name} {value:g}" for name, value in outcome.tuned.items())
+        self.console.print(
+            f"{number}/{total} {outcome.row}, seed {outcome.seed}: mean IoU {outcome.mean_iou:.1%}{tuned}",
+            markup=False,
+            highlight=False,
+        )

@@ -1,0 +1,98 @@
+"""Conventional CRFs with CNN potentials: ContextDCRF, and the same potentials trained in other ways.
+
+    objective "piecewise"           ContextDCRF (Lin, Shen, van den Hengel, Reid, arXiv 1504.01013)
+    objective "pseudo_likelihood"   every node given its neighbours' labels (Besag, 1975)
+    objective "likelihood"          the conditional likelihood, marginals by belief propagation in every step
+
+K² outputs per pairwise factor, where a learned message has K.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from torch import nn
+
+from messagenet.data.classes import VOC_CLASSES, Classes
+from messagenet.graph import Relation
+from messagenet.models.crf_head import CRFHead, Inference, Objective
+from messagenet.models.message_net import PAPER_RELATIONS
+from messagenet.models.pair_offsets import Neighbours, paired_relations
+from messagenet.models.segmentation_net import SegmentationNet
+
+
+class CRFNet(SegmentationNet):
+    """A backbone with a CRF for a head.
+
+    >>> import torch
+    >>> CRFNet("tiny", 3, hidden=16)(torch.rand(1, 3, 40, 50)).shape
+    torch.Size([1, 3, 10, 13])
+
+    Args:
+        backbone, classes, backbone_options, void_values: See `SegmentationNet`.
+        relations: Which pairs of nodes have a potential.
+        separate_features: A backbone of its own for the unary and for every relation.
+        hidden, neighbours, objective, inference, inference_iterations, likelihood_iterations, pairwise_scale: See
+            `CRFHead`.
+    """
+
+    options = (
+        *("separate_features", "hidden", "neighbours"),
+        *("inference", "inference_iterations", "likelihood_iterations"),
+    )
+    own_objective = True
+    adjustable: ClassVar[Mapping[str, tuple[float, ...]]] = {
+        "pairwise_scale": (0.0, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0),
+        "inference_iterations": (3, 10),
+    }
+    head: CRFHead
+
+    def __init__(
+        self,
+        backbone: str | nn.Module = "efficientnet_lite0",
+        classes: Classes | Sequence[str] | int = VOC_CLASSES,
+        relations: Sequence[Relation] = PAPER_RELATIONS,
+        *,
+        backbone_options: Mapping[str, Any] | None = None,
+        separate_features: bool = False,
+        hidden: int = 256,
+        neighbours: Neighbours = "lattice",
+        objective: Objective = "piecewise",
+        inference: Inference = "mean_field",
+        inference_iterations: int = 3,
+        likelihood_iterations: int = 20,
+        pairwise_scale: float = 1.0,
+        void_values: Sequence[int] = (),
+    ) -> None:
+        of_head: dict[str, Any] = {
+            "hidden": hidden,
+            "neighbours": neighbours,
+            "objective": objective,
+            "inference": inference,
+            "inference_iterations": inference_iterations,
+            "likelihood_iterations": likelihood_iterations,
+            "pairwise_scale": pairwise_scale,
+        }
+        kinds = ["unary", *(relation.name for relation in paired_relations(relations))]
+        super().__init__(
+            backbone,
+            classes,
+            relations,
+            settings={"separate_features": separate_features, **of_head},
+            backbone_options=backbone_options,
+            separate=kinds if separate_features else (),
+            void_values=void_values,
+        )
+        self.head = CRFHead(self.channels, self.classes.num_classes, relations, **of_head)
+
+    @property
+    def outputs_per_factor(self) -> int:
+        """K², of a pairwise potential."""
+        return self.classes.num_classes**2
+
+    def adjust(self, **values: float) -> None:
+        """Sets the pairwise scale, and for how long inference goes on."""
+        super().adjust(**values)
+        self.head.pairwise_scale = self.settings["pairwise_scale"]
+        self.head.inference_iterations = self.settings["inference_iterations"]

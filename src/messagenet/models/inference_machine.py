@@ -1,0 +1,171 @@
+"""Inference machines: message passing with a classifier for a message (Ross, Munoz, Hebert & Bagnell, CVPR 2011).
+
+    m_{p→s} = softmax( W x_p + b + Σ_{i ≠ s} U_i m_i )            what p tells its neighbour number s
+    P(y_p)  = softmax( W x_p + b + Σ_i U_i m_i )                  what p believes
+
+m_i is the message that neighbour i sent to p one iteration ago, K probabilities. Every neighbour has a place of its
+own in the input, so the number of neighbours is fixed, and the predictor is a logistic regression on [x_p; m_1 … m_n]:
+variable-to-factor messages are learned, and there are no factors. The message to a neighbour leaves out what that
+neighbour said (belief propagation); with cavity "none" it does not, and p tells everyone its belief (mean field).
+
+A message that is missing, because there is no such neighbour or because it is left out, is replaced by the uniform
+one. Messages enter as m − 1/K, which moves only b, so that a missing one is zero.
+
+T predictions are made. The first has heard nothing and is the classifier of x_p alone; the belief after the last is
+the result. The predictor is tied (one for all iterations) or untied. It is trained stage by stage, by aggregation
+(both in `machine_training`), or end to end, by back-propagation through all iterations: that is `loss`.
+"""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from messagenet.errors import InputError, nearest
+from messagenet.estimators.rules import CavityMode
+from messagenet.graph import Offset, Relation, window
+from messagenet.models.hand_crafted import POSITIONS, positions
+from messagenet.models.heads import MarginalHead, heard
+
+NEIGHBOURS = Relation(
+    "neighbours", offsets=((-8, 0), (-4, 0), (-1, 0), (0, -1), (0, 1), (1, 0), (4, 0), (8, 0))
+)
+"""The four nearest, and four further up and down."""
+
+
+class LogisticPredictor(nn.Module):
+    """A logistic regression on a node's own features and the messages of its neighbours.
+
+    It starts at zero, where it predicts that all classes are equally likely.
+
+    Args:
+        in_channels: Length of x_p.
+        num_classes: K.
+        neighbours: How many send; 0 for a predictor that is never told anything.
+    """
+
+    def __init__(self, in_channels: int, num_classes: int, neighbours: int) -> None:
+        super().__init__()
+        self.own = nn.Linear(in_channels, num_classes)
+        self.others = nn.Linear(neighbours * num_classes, num_classes, bias=False) if neighbours else None
+        for parameter in self.parameters():
+            nn.init.zeros_(parameter)
+
+    def belief(self, own: Tensor, told: Tensor) -> Tensor:
+        """Logits of the beliefs, (…, K), from features (…, r) and messages less 1/K (…, n, K)."""
+        logits: Tensor = self.own(own)
+        return logits if self.others is None else logits + self.others(told.flatten(-2))
+
+    def replies(self, own: Tensor, told: Tensor) -> Tensor:
+        """Logits of what to tell each neighbour, its own message left out, (…, n, K)."""
+        belief = self.belief(own, told).unsqueeze(-2)
+        if self.others is None:
+            return belief.expand(told.shape)
+        weight = self.others.weight.unflatten(1, told.shape[-2:])  # (K, n, K)
+        return belief - torch.einsum("...sk,jsk->...sj", told, weight)
+
+
+class InferenceMachine(MarginalHead):
+    """The machine as a head.
+
+    >>> machine = InferenceMachine(16, 5)
+    >>> machine(torch.randn(2, 16, 12, 15)).shape
+    torch.Size([2, 5, 12, 15])
+
+    Args:
+        in_channels: r, channels of the feature map.
+        num_classes: K.
+        neighbours: Who sends, with a size that does not depend on the map.
+        iterations: T, the number of predictions; after the first, each hears the messages of the one before.
+        tied: One predictor for all iterations, or one for each.
+        cavity: "factor" leaves a neighbour's own message out of what it is told; "none" does not.
+        position: Whether x_p includes where p is in its image.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        num_classes: int,
+        neighbours: Relation = NEIGHBOURS,
+        *,
+        iterations: int = 3,
+        tied: bool = True,
+        cavity: CavityMode = "factor",
+        position: bool = True,
+    ) -> None:
+        super().__init__(in_channels, num_classes)
+        if type(iterations) is not int or iterations < 1:
+            raise InputError(f"iterations is {iterations!r}; give at least 1")
+        if cavity not in get_args(CavityMode):
+            raise InputError(f"unknown cavity {cavity!r}; {nearest(cavity, get_args(CavityMode))}")
+        if neighbours.fraction is not None:
+            raise InputError(
+                f"relation {neighbours.name!r} has as many neighbours as the map allows; an inference machine needs a "
+                "fixed number: give its size in cells or its offsets"
+            )
+        self.offsets: tuple[Offset, ...] = neighbours.offsets_on(1, 1)
+        self.iterations = iterations
+        self.tied = tied
+        self.cavity = cavity
+        self.position = position
+        channels = in_channels + (POSITIONS if position else 0)
+        hears = [iterations > 1] if tied else [step > 0 for step in range(iterations)]
+        self.predictors = nn.ModuleList(
+            LogisticPredictor(channels, num_classes, len(self.offsets) if told else 0) for told in hears
+        )
+
+    @property
+    def reverse(self) -> tuple[int | None, ...]:
+        """For each neighbour, the place that we have in its list; None where it does not leave us out."""
+        places = {offset: i for i, offset in enumerate(self.offsets)}
+        return tuple(places.get((-dy, -dx)) if self.cavity == "factor" else None for dy, dx in self.offsets)
+
+    def predictor(self, step: int) -> LogisticPredictor:
+        """The predictor of an iteration, counted from 0."""
+        predictor = self.predictors[0 if self.tied else step]
+        assert isinstance(predictor, LogisticPredictor)
+        return predictor
+
+    def forward(self, features: Tensor, valid: Tensor | None = None) -> Tensor:
+        """Logits of the beliefs after the last iteration, (B, K, h, w); 0 at nodes that are not valid."""
+        own = self.own_features(features, valid)
+        told = self.silence(own)
+        for step in range(self.iterations - 1):
+            told = self.exchanged(step, own, told, valid)
+        logits = self.predictor(self.iterations - 1).belief(own, told)
+        return heard(logits.permute(0, 3, 1, 2), valid)
+
+    def own_features(self, features: Tensor, valid: Tensor | None = None) -> Tensor:
+        """x_p, (B, h, w, r), with the position appended if the machine uses it."""
+        nodes = self.nodes(features)
+        if not self.position:
+            return nodes
+        present = nodes.new_ones(nodes.shape[:3], dtype=torch.bool) if valid is None else valid.bool()
+        return torch.cat([nodes, positions(present).to(nodes.dtype)], -1)
+
+    def silence(self, own: Tensor) -> Tensor:
+        """The messages before the first iteration, less 1/K: (B, h, w, n, K)."""
+        return own.new_zeros(*own.shape[:3], len(self.offsets), self.num_classes)
+
+    def exchanged(self, step: int, own: Tensor, told: Tensor, valid: Tensor | None = None) -> Tensor:
+        """What every node has been told after an iteration, less 1/K: (B, h, w, n, K)."""
+        predictor, reverse = self.predictor(step), self.reverse
+        belief = predictor.belief(own, told)
+        replies = predictor.replies(own, told) if any(place is not None for place in reverse) else None
+        received = []
+        for offset, place in zip(self.offsets, reverse, strict=True):
+            sent = belief if place is None or replies is None else replies[..., place, :]
+            received.append(self.arriving(torch.softmax(sent, -1) - 1 / self.num_classes, offset, valid))
+        return torch.stack(received, -2)
+
+    def arriving(self, sent: Tensor, offset: Offset, valid: Tensor | None = None) -> Tensor:
+        """The values (B, h, w, C) of the node at an offset from each; 0 where there is no such node."""
+        (height, width), (dy, dx) = sent.shape[1:3], offset
+        if valid is not None:
+            sent = torch.where(valid.bool()[..., None], sent, 0)
+        if (w := window((height, width), offset)) is None:
+            return torch.zeros_like(sent)
+        return functional.pad(sent[w.senders], (0, 0, max(0, -dx), max(0, dx), max(0, -dy), max(0, dy)))

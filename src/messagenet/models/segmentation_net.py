@@ -1,0 +1,296 @@
+"""What all networks have in common: images in, logits at the nodes out, a loss, and a folder to be saved in.
+
+    image ─ backbone (C1) ─ features ─ head ─ logits at the nodes ─ upsampled ─ P(y | x) at the pixels
+
+A network is a backbone and a head (`heads`). Most are trained with the cross-entropy of their marginals; a head with
+an objective of its own is trained with that. Those that are more than a head on one feature map (`fcn8s`,
+`dense_nets`) override `forward` and `loss`, and nothing outside this package needs to know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from messagenet.data.classes import VOID, Classes
+from messagenet.errors import InputError, nearest
+from messagenet.graph import Relation
+from messagenet.learning.labels import CellLabel, node_labels
+from messagenet.learning.marginal import Resolution, marginal_cross_entropy, upsample
+from messagenet.learning.totals import Loss
+from messagenet.models import saving
+from messagenet.models.backbones import IMAGENET_MEAN, IMAGENET_STD, build_backbone, check_backbone
+
+Features = Tensor | dict[str, Tensor]
+
+
+class SegmentationNet(nn.Module):
+    """A segmentation network; subclasses set `head`.
+
+    Args:
+        backbone: Name of a backbone ("vgg16", "efficientnet_lite0", "tiny"), or any module that turns normalised
+            images into a feature map and has `channels` and `stride`.
+        classes: What the labels mean: a class list, their names, or how many there are.
+        relations: Which neighbours the head joins.
+        settings: All other arguments of the subclass, for `save`.
+        backbone_options: Options of a backbone given by name.
+        separate: Factor types with a backbone of their own; none for one backbone that all share.
+        void_values: Values of the masks it learns from, besides 255, that mean "not labelled": remembered for
+            those who score it.
+
+    Attributes:
+        stride: Image pixels per node of what `forward` returns.
+        feature_stride: Image pixels per node of the feature map.
+        settings: What `save` writes, and what the network can be built from again.
+    """
+
+    options: ClassVar[tuple[str, ...]] = ()
+    """Settings that a configuration may give, by the name of the argument."""
+
+    uses_relations: ClassVar[bool] = True
+    """Whether it is built from relations."""
+
+    own_objective: ClassVar[bool] = False
+    """Whether the head is trained with an objective of its own, which is at the nodes."""
+
+    from_features: ClassVar[bool] = True
+    """Whether the feature map is all that logits and loss need, so that it can be kept instead of the image."""
+
+    adjustable: ClassVar[Mapping[str, tuple[float, ...]]] = {}
+    """Settings that training does not learn, and values to try for them on held-out images: see `adjust`."""
+
+    head: nn.Module
+
+    def __init__(
+        self,
+        backbone: str | nn.Module,
+        classes: Classes | Sequence[str] | int,
+        relations: Sequence[Relation] = (),
+        *,
+        settings: Mapping[str, Any],
+        backbone_options: Mapping[str, Any] | None = None,
+        separate: Sequence[str] = (),
+        void_values: Sequence[int] = (),
+    ) -> None:
+        super().__init__()
+        if relations and not self.uses_relations:
+            raise InputError(f"a {type(self).__name__} has no relations; use MessageNet")
+        self.classes = as_classes(classes)
+        self.relations = tuple(relations)
+        self.void_values = tuple(void_values)
+        self.settings: dict[str, Any] = {
+            "backbone": backbone if isinstance(backbone, str) else None,
+            "backbone_options": dict(backbone_options or {}),
+            **settings,
+        }
+        names = tuple(separate) or ("shared",)
+        self.backbones = nn.ModuleDict({name: self._backbone(backbone, len(names)) for name in names})
+        self.feature_stride = self.stride = self._map_stride()
+        self.register_buffer("mean", torch.tensor(IMAGENET_MEAN)[:, None, None], persistent=False)
+        self.register_buffer("std", torch.tensor(IMAGENET_STD)[:, None, None], persistent=False)
+
+    def _backbone(self, backbone: str | nn.Module, copies: int) -> nn.Module:
+        if isinstance(backbone, str):
+            return build_backbone(backbone, **self.settings["backbone_options"])
+        check_backbone(backbone)
+        if copies > 1 or self.settings["backbone_options"]:
+            raise InputError(
+                "a backbone given as a module can be neither copied for separate_features nor changed by "
+                "backbone_options; give its name instead"
+            )
+        return backbone
+
+    def _map_stride(self) -> float:
+        return float(self._first.stride)
+
+    @property
+    def _first(self) -> Any:
+        return next(iter(self.backbones.values()))
+
+    @property
+    def channels(self) -> int:
+        """r, channels of the feature map."""
+        return int(self._first.channels)
+
+    @property
+    def outputs_per_factor(self) -> int:
+        """How many numbers a network computes for a factor: K of a message or of a node's class."""
+        return self.classes.num_classes
+
+    @property
+    def device(self) -> torch.device:
+        """Where the parameters are."""
+        return next(self.parameters()).device
+
+    def features(self, images: Tensor) -> Features:
+        """C1: the feature map (B, r, h, w) of images (B, 3, H, W) in 0..1, or one for each factor type.
+
+        Images are extended below and on the right to a whole number of cells, with the mean colour.
+        """
+        normalised = self.normalised(images)
+        if self.feature_stride == int(self.feature_stride):
+            down, across = (-side % int(self.feature_stride) for side in images.shape[2:])
+            normalised = functional.pad(normalised, (0, across, 0, down))
+        maps: dict[str, Tensor] = {name: each(normalised) for name, each in self.backbones.items()}
+        return maps.get("shared", maps)
+
+    def normalised(self, images: Tensor) -> Tensor:
+        """The images as backbones see them, checked."""
+        if images.ndim != 4 or images.shape[1] != 3:
+            raise InputError(
+                f"images have shape {tuple(images.shape)}; give RGB as (batch, 3, height, width)"
+            )
+        if not images.is_floating_point():
+            raise InputError(
+                f"images are {images.dtype}; give numbers from 0 to 1, such as images.float() / 255"
+            )
+        return (images - self.get_buffer("mean")) / self.get_buffer("std")
+
+    def node_valid(self, valid: Tensor, size: tuple[int, int]) -> Tensor:
+        """Which nodes see any pixel of the image, (B, h, w), from such flags for pixels (B, H, W)."""
+        rows, columns = (
+            (torch.arange(nodes, device=valid.device) * self.feature_stride).long().clamp(max=pixels - 1)
+            for nodes, pixels in zip(size, valid.shape[1:], strict=True)
+        )
+        return valid[:, rows[:, None], columns[None, :]]
+
+    def forward(self, images: Tensor, valid: Tensor | None = None) -> Tensor:
+        """Logits of the marginals at the nodes, (B, K, h, w).
+
+        Args:
+            images: RGB in 0..1, (B, 3, H, W).
+            valid: Which pixels are image and not padding, (B, H, W).
+        """
+        logits: Tensor = self.head(*self._seen(images, valid))
+        return logits
+
+    def _seen(self, images: Tensor, valid: Tensor | None) -> tuple[Features, Tensor | None]:
+        """The features, and which nodes exist."""
+        features = self.features(images)
+        return features, None if valid is None else self.node_valid(valid, map_size(features))
+
+    def pixel_logits(self, images: Tensor, valid: Tensor | None = None) -> Tensor:
+        """Logits at the pixels, (B, K, H, W), upsampled from the nodes."""
+        return upsample(self(images, valid), (images.shape[2], images.shape[3]), self.stride)
+
+    def marginals(self, images: Tensor, valid: Tensor | None = None) -> Tensor:
+        """P(y | x) at the pixels, (B, K, H, W)."""
+        return torch.softmax(self.pixel_logits(images, valid), 1)
+
+    def loss(
+        self,
+        inputs: Features,
+        truth: Tensor,
+        valid: Tensor | None = None,
+        *,
+        are_features: bool = False,
+        resolution: Resolution = "nodes",
+        cell_label: CellLabel = "centre",
+        label_smoothing: float = 0.0,
+    ) -> Loss:
+        """What training minimises, as a sum and a count.
+
+        Args:
+            inputs: Images (B, 3, H, W), or their features, one map (B, r, h, w) or one by factor type.
+            truth: Labels of pixels (B, H, W); with features and a loss at the nodes, of nodes (B, h, w).
+            valid: Which pixels, or with features which nodes, are not padding.
+            are_features: Whether the inputs are features.
+            resolution: Where marginals meet the truth; an objective of the head's own is always at the nodes.
+            cell_label: How a node's label comes from its cell.
+            label_smoothing: Share of the truth spread evenly over all classes, for cross-entropy.
+        """
+        if self.own_objective:
+            assert resolution == "nodes", "refused by the configuration"
+            assert not label_smoothing, "refused by the configuration"
+            features, valid = (inputs, valid) if are_features else self._seen(_images(inputs), valid)
+            if not are_features:
+                truth = node_labels(truth, map_size(features), self.feature_stride, cell_label)
+            own: Loss = self.head.loss(features, truth, valid)  # type: ignore[operator]
+            return own
+        logits = self.head(inputs, valid) if are_features else self(inputs, valid)  # (B, K, h, w)
+        if resolution == "nodes" and not are_features:
+            truth = node_labels(truth, map_size(logits), self.stride, cell_label)
+        return marginal_total(logits, truth, self.stride, resolution, label_smoothing)
+
+    def trust_features(self) -> None:
+        """Leaves out the search for NaN, which waits for the device, in every part that does it."""
+        for module in self.modules():
+            if hasattr(module, "check_finite"):
+                setattr(module, "check_finite", False)  # noqa: B010 (no attribute of all modules)
+
+    def adjust(self, **values: float) -> None:
+        """Changes settings that training does not learn; `save` writes the new ones.
+
+        Args:
+            **values: Some of `adjustable`.
+        """
+        for name in values:
+            if name not in self.adjustable:
+                raise InputError(
+                    f"a {type(self).__name__} has no setting {name!r} to adjust; {nearest(name, self.adjustable)}"
+                )
+        self.settings |= values
+
+    def save(self, folder: str | Path) -> Path:
+        """Writes `model.safetensors` and `config.json`; `from_pretrained` reads them back exactly."""
+        return saving.save_model(self, folder)
+
+    @classmethod
+    def from_pretrained(cls, folder: str | Path, backbone: nn.Module | None = None) -> SegmentationNet:
+        """Reads a saved model of any kind; `backbone` is needed only if it was not built by name."""
+        from messagenet.models.kinds import NETWORKS
+
+        return saving.load_model(folder, NETWORKS, backbone)
+
+
+def marginal_total(
+    logits: Tensor, truth: Tensor, stride: float, resolution: Resolution, label_smoothing: float = 0.0
+) -> Loss:
+    """The summed cross-entropy of node logits (B, K, h, w) with labels of nodes or, upsampled, of pixels."""
+    mean = marginal_cross_entropy(
+        logits,
+        truth,
+        stride if resolution == "pixels" else 1.0,
+        resolution=resolution,
+        label_smoothing=label_smoothing,
+    )
+    nodes = (truth != VOID).sum()
+    return Loss(mean * nodes, nodes)
+
+
+def map_size(features: Features) -> tuple[int, int]:
+    """(h, w) of a map, or of several of one size."""
+    some = features if isinstance(features, Tensor) else next(iter(features.values()))
+    return some.shape[2], some.shape[3]
+
+
+def _images(inputs: Features) -> Tensor:
+    assert isinstance(inputs, Tensor), "images are one tensor"
+    return inputs
+
+
+def as_classes(classes: Classes | Sequence[str] | int) -> Classes:
+    """A class list from itself, from names, or from a number.
+
+    >>> as_classes(["ground", "sky"]).num_classes
+    2
+    """
+    if isinstance(classes, int):
+        return numbered_classes(classes)
+    return classes if isinstance(classes, Classes) else Classes(tuple(classes))
+
+
+def numbered_classes(count: int) -> Classes:
+    """Classes without names.
+
+    >>> numbered_classes(3).names
+    ('class 0', 'class 1', 'class 2')
+    """
+    if count < 2:
+        raise InputError(f"num_classes is {count}; a labelling needs at least 2 classes")
+    return Classes(tuple(f"class {i}" for i in range(count)))

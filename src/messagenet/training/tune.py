@@ -1,0 +1,73 @@
+"""What training does not learn, searched on held-out images: the values with the highest mean IoU.
+
+A pairwise scale, the kernels of a dense CRF: a few numbers that are set after training, by trying all combinations of
+a few values (Chen et al., ICLR 2015, section 4, search their CRF's so). The images must be neither those of the
+training, on which a network is too sure of itself, nor those that it will be scored on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import product
+from typing import NamedTuple
+
+import torch
+
+from messagenet.data import SegmentationData, to_tensor
+from messagenet.errors import InputError
+from messagenet.evaluation import Confusion, mean_iou
+from messagenet.models import SegmentationNet
+
+
+class Trial(NamedTuple):
+    """Values that were tried, and the mean IoU that they gave."""
+
+    values: dict[str, float]
+    mean_iou: float
+
+
+def tune(
+    net: SegmentationNet,
+    data: SegmentationData,
+    candidates: Mapping[str, Sequence[float]] | None = None,
+    *,
+    progress: Callable[[int, int], None] | None = None,
+) -> list[Trial]:
+    """Sets the network to the best values and returns all trials, the best one first.
+
+    The earlier of equally good ones wins. A network without such values is left as it is.
+
+    Args:
+        net: The network; it is put into evaluation mode.
+        data: Held-out images with masks.
+        candidates: Values to try for each setting; `net.adjustable` unless told.
+        progress: Called with (trials done, trials in all).
+    """
+    candidates = net.adjustable if candidates is None else candidates
+    if not candidates:
+        return []
+    if len(data) == 0:
+        raise InputError("there are no held-out images to tune on; give at least one")
+    grid = [dict(zip(candidates, values, strict=True)) for values in product(*candidates.values())]
+    trials = []
+    for done, values in enumerate(grid, start=1):
+        net.adjust(**values)
+        trials.append(Trial(values, _score(net, data)))
+        if progress:
+            progress(done, len(grid))
+    trials.sort(key=lambda trial: -trial.mean_iou)
+    net.adjust(**trials[0].values)
+    return trials
+
+
+@torch.inference_mode()
+def _score(net: SegmentationNet, data: SegmentationData) -> float:
+    net.eval()
+    confusion = Confusion(data.classes.num_classes)
+    for sample in data:
+        image, mask = to_tensor(sample)
+        if mask is None:
+            raise InputError(f"{sample.name} has no mask to tune with; use a split with masks")
+        logits = net.pixel_logits(image[None].to(net.device))
+        confusion.update(logits.argmax(1).cpu().numpy(), mask[None].numpy())
+    return mean_iou(confusion.matrix)

