@@ -59,4 +59,6 @@ def seconds(
 
 def finish(**ratios: float) -> None:
     """The last line: one JSON object of the named ratios; what could not be measured (NaN) is null."""
-    print(json.dumps({name: None if math.isnan(value) else round(value, 3) for name, value in ratios.items()}))
+    print(
+        json.dumps({name: None if math.isnan(value) else round(value, 3) for name, value in ratios.items()})
+    )

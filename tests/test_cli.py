@@ -81,6 +81,69 @@ def test_data_check_counts_and_fails_on_problems(street, tmp_path, capsys):
     text = capsys.readouterr().out
     assert "77 (768 pixels)" in text
     assert "2.png" in text
+    for i in (0, 1, 3, 5):
+        Image.fromarray(np.full((24, 32), 78, np.uint8)).save(street / "masks" / f"{i}.png")
+    assert run("data", "check", f"folder:{street}") == 2
+    assert capsys.readouterr().out.count("holds ids outside") == 1
+    assert run("data", "check", f"folder:{street}", "--all") == 2
+    assert capsys.readouterr().out.count("holds ids outside") == 5
+
+
+def test_a_run_that_is_complete_says_so(tmp_path, capsys, monkeypatch):
+    out = tmp_path / "run"
+    small = ["--set", "run.workers=0", "--set", "model.hidden=8", "--set", "run.steps=1"]
+    assert run("train", "--data", "synthetic:8", "--out", out, *small) == 0
+    assert "messagenet predict IMAGES" in capsys.readouterr().out
+    assert run("train", "--out", out, "--resume") == 0
+    text = capsys.readouterr().out
+    assert "this run is complete" in text
+    assert "--epochs N" in text
+    assert "going on" not in text
+    monkeypatch.setattr("messagenet.training.processes.is_first_process", lambda: False)
+    assert run("train", "--out", out, "--resume") == 0
+    assert "messagenet predict IMAGES" not in capsys.readouterr().out
+
+
+def test_void_values_of_the_training_are_those_of_the_evaluation(street, tmp_path, capsys):
+    for i in range(6):
+        mask = np.array(Image.open(street / "masks" / f"{i}.png"))
+        mask[:3] = 11
+        Image.fromarray(mask).save(street / "masks" / f"{i}.png")
+    data = ["--data", f"folder:{street}"]
+    tiny = ["--preset", "tiny", "--set", "run.workers=0", "--set", "model.hidden=8", "--epochs", 1]
+    assert run("train", *data, "--void", 11, "--out", tmp_path / "run", *tiny) == 0
+    assert run("evaluate", *data, "--model", tmp_path / "run" / "best") == 0
+    assert run("evaluate", *data, "--model", tmp_path / "run" / "best", "--void", 12) == 2
+    assert "holds ids outside 0..2: 11" in capsys.readouterr().err
+    MessageNet("tiny", ["road", "sky", "car"], hidden=8).save(tmp_path / "other")
+    both = ["--model", tmp_path / "run" / "best", "--model", tmp_path / "other"]
+    assert run("evaluate", *data, *both) == 2
+    assert "different void values (run: 11; other: none); give --void" in capsys.readouterr().err
+    assert run("evaluate", *data, *both, "--void", 11) == 0
+    assert run("evaluate", *data, *both, "--void", 70000) == 2
+    assert "void value 70000" in capsys.readouterr().err
+
+
+def test_predict_goes_on_after_a_bad_file_and_names_it(model, tmp_path, capsys):
+    photos = tmp_path / "photos"
+    photos.mkdir()
+    for i in range(3):
+        Image.fromarray(SyntheticScenes(3)[i].image).save(photos / f"{i}.png")
+    whole = (photos / "1.png").read_bytes()
+    (photos / "1.png").write_bytes(whole[: len(whole) // 2])
+    (photos / "odd[red].jpg").write_text("words")
+    out = tmp_path / "out"
+    assert run("predict", photos, "--model", model, "--out", out) == 2
+    text = capsys.readouterr()
+    assert f"4 files of 2 images written to {out}" in text.out.replace("\n", "")
+    assert "error: 2 of 4 images could not be predicted:" in text.err
+    assert "1.png is damaged" in text.err
+    assert "odd[red].jpg is not an image" in text.err
+    assert {file.name for file in out.iterdir()} == {
+        f"{i}{end}.png" for i in (0, 2) for end in ("", ".overlay")
+    }
+    assert run("predict", photos / "0.png", "--model", model, "--out", out, "--workers", 2) == 2
+    assert "--ray" in capsys.readouterr().err
 
 
 def damaged(street: Path, kind: str) -> None:

@@ -11,6 +11,9 @@ from messagenet._version import __version__
 from messagenet.errors import InputError
 
 if TYPE_CHECKING:
+    from messagenet.comparison import compare
+    from messagenet.data import check_data, open_data
+    from messagenet.demo import run_demo
     from messagenet.estimators import MessagePassing, received_messages
     from messagenet.graph import (
         GridGraph,
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
     )
     from messagenet.models import MessageNet, UnaryNet
     from messagenet.prediction import Predictor
+    from messagenet.verbs import evaluate, evaluate_models, infer, predict, train
 
 _HOME = {
     "MessagePassing": "estimators",
@@ -39,6 +43,15 @@ _HOME = {
     "MessageNet": "models",
     "UnaryNet": "models",
     "Predictor": "prediction",
+    "check_data": "data",
+    "compare": "comparison",
+    "evaluate": "verbs",
+    "evaluate_models": "verbs",
+    "infer": "verbs",
+    "open_data": "data",
+    "predict": "verbs",
+    "run_demo": "demo",
+    "train": "verbs",
 }
 
 __all__ = [
@@ -52,11 +65,20 @@ __all__ = [
     "__version__",
     "above",
     "below",
+    "check_data",
+    "compare",
+    "evaluate",
+    "evaluate_models",
     "four_neighbours",
+    "infer",
     "left",
+    "open_data",
+    "predict",
     "received_messages",
     "right",
+    "run_demo",
     "surrounding",
+    "train",
 ]
 
 

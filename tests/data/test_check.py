@@ -89,13 +89,38 @@ def test_unlabelled(folder: Path) -> None:
     assert "predicted, not scored" in report.summary()
 
 
-def test_long_lists_are_shortened(folder: Path) -> None:
+def test_a_problem_of_many_files_is_told_once(folder: Path, save_mask: Callable[..., Path]) -> None:
     for number in range(30):
-        (folder / "images" / f"x{number}.jpg").write_bytes(b"")
-        (folder / "masks" / f"x{number}.png").write_bytes(b"")
+        (folder / "images" / f"x{number:02}.jpg").write_bytes(b"")
+        save_mask(folder / "masks" / f"x{number:02}.png", np.full((4, 6), 9 + number % 2)[: 1 + number % 4])
     report = check_data(folder)
     assert len(report.problems) == 60
-    assert "… and 40 more" in report.summary()
+    lines = report.summary().splitlines()
+    start = lines.index("60 problems of 2 kinds (--all lists each one):")
+    assert "x00.jpg is empty" in lines[start + 1]
+    assert lines[start + 2].count(".jpg") == 3
+    assert lines[start + 2].endswith("x03.jpg and 26 more")
+    assert "x00.png holds ids outside 0..2: 9 (6 pixels)" in lines[start + 3]
+    assert lines[start + 4].endswith("x03.png and 26 more")
+    assert lines[-1] == "  ids of no class: 9 in 15 masks, 10 in 15 masks"
+    every = report.summary(every=True)
+    assert all(problem in every for problem in report.problems)
+    assert "60 problems:" in every
+
+
+def test_sizes_and_missing_files_are_kinds_too(folder: Path, save_mask: Callable[..., Path]) -> None:
+    for number in range(4):
+        save_mask(folder / "masks" / f"{number}.png", np.zeros((5 + number, 6)))
+    for number in range(4, 7):
+        (folder / "masks" / f"{number}.png").unlink()
+        (folder / "masks" / f"orphan {number}.png").write_bytes(b"")
+    assert "10 problems of 3 kinds" in check_data(folder).summary()
+
+
+def test_many_kinds_are_shortened(folder: Path) -> None:
+    data = FolderData(folder)
+    data.problems = [f"{chr(97 + number) * 3} is wrong" for number in range(25)]
+    assert "… and 5 more (--all" in check_data(data).summary()
 
 
 def test_progress() -> None:

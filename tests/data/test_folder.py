@@ -43,6 +43,13 @@ class TestReading:
         with pytest.raises(InputError, match=r"0\.png holds ids outside 0\.\.2: 11 \(24 pixels\).*--void 11"):
             FolderData(folder)[0]
 
+    def test_void_values_of_16_bit_masks(self, folder: Path, save_mask: Callable[..., Path]) -> None:
+        save_mask(folder / "masks" / "0.png", np.full((4, 6), 1000), "I;16")
+        assert (FolderData(folder, void_values=(1000,))[0].mask == VOID).all()
+        for value in (-1, 65536):
+            with pytest.raises(InputError, match=f"no mask holds the void value {value}.*65535"):
+                FolderData(folder, void_values=(value,))
+
     def test_other_folder_names_and_given_classes(self, folder: Path, tmp_path: Path) -> None:
         (folder / "images").rename(folder / "photos")
         (folder / "classes.txt").rename(tmp_path / "list.txt")

@@ -105,7 +105,7 @@ def test_files_are_written_in_every_kind(net, tmp_path):
     written = predict_files(
         Predictor(net), [tmp_path / "a", tmp_path / "b"], out, ["mask", "overlay", "entropy", "probs"]
     )
-    names = {str(path.relative_to(out)) for path in written}
+    names = {str(path.relative_to(out)) for path in written.files}
     assert {"a/one.png", "b/one.png", "a/one.overlay.png", "b/one.npz", "a/one.entropy.png"} <= names
     mask = Image.open(out / "a/one.png")
     assert mask.mode == "P"
@@ -115,7 +115,7 @@ def test_files_are_written_in_every_kind(net, tmp_path):
     assert (np.asarray(mask) == stored["marginals"].argmax(0)).mean() > 0.99
     with pytest.raises(InputError, match="two images are called 'one'"):
         predict_files(Predictor(net), [tmp_path / "a", tmp_path / "b"], out, ["voc"])
-    (server,) = predict_files(Predictor(net), [tmp_path / "a"], out, ["voc"])
+    (server,) = predict_files(Predictor(net), [tmp_path / "a"], out, ["voc"]).files
     assert server == out / "results/VOC2012/Segmentation/comp6_test_cls/one.png"
 
 
@@ -125,8 +125,8 @@ def test_results_never_replace_their_images(net, tmp_path):
     with pytest.raises(InputError, match="choose another folder"):
         predict_files(Predictor(net), [tmp_path], tmp_path)
     assert (tmp_path / "a.png").read_bytes() == before
-    assert len(predict_files(Predictor(net), [tmp_path], tmp_path / "out")) == 2
-    assert len(predict_files(Predictor(net), [tmp_path], tmp_path / "out")) == 2, (
+    assert len(predict_files(Predictor(net), [tmp_path], tmp_path / "out").files) == 2
+    assert len(predict_files(Predictor(net), [tmp_path], tmp_path / "out").files) == 2, (
         "its own results are no input"
     )
 
@@ -159,11 +159,35 @@ def test_tiles_of_a_constant_picture_with_messages_agree_inside():
     torch.testing.assert_close(tiled, whole, rtol=0.05, atol=0.02)
 
 
+def test_a_bad_file_among_good_ones_is_reported_and_the_others_are_written(net, tmp_path):
+    images, out = tmp_path / "images", tmp_path / "out"
+    images.mkdir()
+    for name in ("a", "c"):
+        Image.fromarray(picture(8, 8)).save(images / f"{name}.png")
+    (images / "b.png").write_text("not a picture")
+    seen = []
+    predicted = predict_files(
+        Predictor(net), [images], out, progress=lambda done, total: seen.append((done, total))
+    )
+    assert seen == [(1, 3), (2, 3), (3, 3)]
+    assert list(predicted.written) == [images / "a.png", images / "c.png"]
+    assert list(predicted.failed) == [images / "b.png"]
+    assert "b.png is not an image" in predicted.failed[images / "b.png"]
+    expected = {"a.png", "a.overlay.png", "c.png", "c.overlay.png"}
+    assert {file.name for file in out.iterdir()} == {file.name for file in predicted.files} == expected
+
+
+def test_a_folder_that_cannot_be_written_ends_the_prediction(net, tmp_path):
+    for name in ("a", "b"):
+        Image.fromarray(picture(8, 8)).save(tmp_path / f"{name}.png")
+    (tmp_path / "out").write_text("a file")
+    with pytest.raises(InputError, match=r"cannot write .*out"):
+        predict_files(Predictor(net), [tmp_path / "a.png", tmp_path / "b.png"], tmp_path / "out")
+
+
 def test_bad_input_names_the_fix(net, tmp_path):
     predictor = Predictor(net)
     (tmp_path / "words.jpg").write_text("not a picture")
-    with pytest.raises(InputError, match=r"words\.jpg"):
-        predict_files(predictor, [tmp_path / "words.jpg"], tmp_path / "out")
     with pytest.raises(InputError, match="did you mean"):
         predict_files(predictor, [tmp_path], tmp_path / "out", ["masks"])
     with pytest.raises(InputError, match="RGB bytes"):

@@ -140,7 +140,7 @@ def test_embedded_pictures_are_the_examples(report):
     np.testing.assert_array_equal(embedded("truth of image-06"), colourise(example.truth, CLASSES))
     predicted = colourise(example.predictions["messages"], CLASSES)
     np.testing.assert_array_equal(embedded("messages of image-06"), predicted)
-    assert embedded("entropy of image-06").size == (10, 12)
+    assert embedded("entropy (messages) of image-06").size == (10, 12)
 
 
 def test_one_method_with_hard_predictions_and_no_examples(tmp_path):
@@ -163,6 +163,26 @@ def test_large_photographs_are_reduced(tmp_path):
     assert (photograph["width"], photograph["height"]) == ("480", "320")
     assert photograph["src"].startswith("data:image/jpeg")
     assert mask["src"].startswith("data:image/png")
+
+
+def test_pictures_are_there_before_anyone_scrolls_or_prints(report):
+    assert "loading=" not in report[2]
+
+
+def test_colours_are_explained_beside_the_pictures(report):
+    assert report[2].count('<p class="legend">') == 2
+    assert "black is certain" in report[2]
+    assert "entropy (messages)" in report[2]
+
+
+@pytest.mark.parametrize(("classes", "wide"), [(9, 0), (21, 1)])
+def test_a_large_matrix_has_the_whole_width(tmp_path, classes, wide):
+    many = Classes(tuple(f"class {number}" for number in range(classes)))
+    evaluator = Evaluator(many)
+    truth = np.arange(classes).repeat(4).reshape(4, -1)
+    evaluator.add("a", None, truth, predicted=truth)
+    path = write_report(evaluator.scores(), [], tmp_path / "report.html", classes=many)
+    assert path.read_text(encoding="utf-8").count('<figure class="wide">') == wide
 
 
 def test_mismatches_are_named(tmp_path):

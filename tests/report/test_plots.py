@@ -33,7 +33,7 @@ BOTH = {"hard": HARD, "soft": SOFT}
 
 
 def test_confusion_rows_are_divided_by_their_sum():
-    (axes, _) = confusion_plot(SOFT).axes
+    (axes,) = confusion_plot(SOFT).axes
     shares = axes.collections[0].get_array()
     np.testing.assert_allclose(shares[:2], [[0.75, 0.25, 0], [0, 1, 0]])
     assert np.ma.getmaskarray(shares)[2].all()

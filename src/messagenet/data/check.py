@@ -8,7 +8,7 @@ are not errors: a class that never occurs, a foreground that was saved as 255 an
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -20,11 +20,12 @@ from messagenet.data.classes import VOID, Classes
 from messagenet.data.dataset import PairedFiles, SegmentationData, require_same_size
 from messagenet.data.images import LabelArray
 from messagenet.data.open import open_data
+from messagenet.data.problems import Kind, Problem, StrayIds, kinds_of, stray_remark
 from messagenet.errors import InputError
 
 Progress = Callable[[int, int], None]
 Result = TypeVar("Result")
-SHOWN = 20  # problems and sizes listed in a summary
+SHOWN, NAMED = 20, 3  # kinds of problem listed in a summary, and other files named for each
 
 
 @dataclass
@@ -40,6 +41,7 @@ class CheckReport:
         pixels: How many pixels each class has, (K,).
         images: In how many masks each class occurs, (K,).
         void_pixels: How many pixels are not labelled.
+        stray_ids: In how many masks each id occurs that is of no class.
         problems: Faults to mend, one line each.
         notes: Things that are allowed but rarely meant, one line each.
     """
@@ -52,6 +54,7 @@ class CheckReport:
     pixels: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     images: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     void_pixels: int = 0
+    stray_ids: Counter[int] = field(default_factory=Counter)
     problems: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
@@ -60,8 +63,8 @@ class CheckReport:
         """Whether there is nothing to mend."""
         return not self.problems
 
-    def summary(self) -> str:
-        """The report as text."""
+    def summary(self, every: bool = False) -> str:
+        """The report as text; problems of one kind are told once, unless `every` one is to be listed."""
         sizes = ", ".join(f"{w}x{h} ({n})" for (w, h), n in self.sizes.most_common(5))
         more = f" and {len(self.sizes) - 5} other sizes" if len(self.sizes) > 5 else ""
         lines = [
@@ -76,12 +79,39 @@ class CheckReport:
                 share = self.pixels[label] / total
                 lines.append(f"{label:>3}  {name:<{width}}  {share:>7.2%}  {self.images[label]:>7}")
             lines.append(f"{VOID:>3}  {'void':<{width}}  {self.void_pixels / total:>7.2%}")
-        for title, items in (("problem", self.problems), ("note", self.notes)):
-            if items:
-                lines += ["", f"{len(items)} {title}{'s' * (len(items) > 1)}:"]
-                lines += [f"  {item}" for item in items[:SHOWN]]
-                lines += [f"  … and {len(items) - SHOWN} more"] if len(items) > SHOWN else []
+        if self.problems:
+            lines += ["", *(_all_problems(self.problems) if every else _by_kind(self.problems))]
+        if self.notes:
+            lines += ["", _counted(len(self.notes), "note") + ":", *(f"  {note}" for note in self.notes)]
         return "\n".join(lines if self.problems else [*lines, "", "no problems found"])
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}{'s' * (count > 1)}"
+
+
+def _all_problems(problems: Sequence[str]) -> list[str]:
+    return [f"{_counted(len(problems), 'problem')}:", *(f"  {problem}" for problem in problems)]
+
+
+def _by_kind(problems: Sequence[str]) -> list[str]:
+    """One line for each kind, and one more that names some of the other files."""
+    kinds = kinds_of(problems)
+    of = "" if len(kinds) == len(problems) else f" of {_counted(len(kinds), 'kind')} (--all lists each one)"
+    lines = [f"{_counted(len(problems), 'problem')}{of}:"]
+    for kind in kinds[:SHOWN]:
+        lines += [f"  {kind.first}", *_others(kind)]
+    left = sum(kind.times for kind in kinds[SHOWN:])
+    return [*lines, f"  … and {left} more (--all lists each one)"] if left else lines
+
+
+def _others(kind: Kind) -> list[str]:
+    if kind.times == 1:
+        return []
+    named = ", ".join(kind.others[:NAMED])
+    rest = kind.times - 1 - len(kind.others[:NAMED])
+    more = f"{rest} more" if rest else ""
+    return [f"    the same in {' and '.join(filter(None, (named, more)))}"]
 
 
 def check_data(data: SegmentationData | str | Path, progress: Progress | None = None) -> CheckReport:
@@ -114,22 +144,23 @@ def check_data(data: SegmentationData | str | Path, progress: Progress | None = 
 def _check_sample(data: SegmentationData, index: int, report: CheckReport) -> None:
     """Counts one sample; its files are read one by one, so that a fault in one hides none in the other."""
 
-    def attempt(read: Callable[[], Result]) -> Result | None:
+    def attempt(read: Callable[[], Result], *files: str | Path | None) -> Result | None:
         try:
             return read()
         except InputError as error:
-            report.problems.append(str(error))
+            report.problems.append(Problem(str(error), *files))
+            report.stray_ids.update(error.ids if isinstance(error, StrayIds) else ())
             return None
 
     if isinstance(data, PairedFiles):
-        files = data
-        image = attempt(lambda: files.read_image(index))
-        mask = attempt(lambda: files.read_labels(index))
+        paired, pair = data, data.pairs[index]
+        image = attempt(lambda: paired.read_image(index), pair.image)
+        mask = attempt(lambda: paired.read_labels(index), pair.mask)
         if image is not None and mask is not None:
             both = image, mask
-            attempt(lambda: require_same_size(*both, files.pairs[index]))
+            attempt(lambda: require_same_size(*both, pair), pair.mask, pair.image)
     else:
-        sample = attempt(lambda: data[index])
+        sample = attempt(lambda: data[index], data.sample_name(index))
         image, mask = (sample.image, sample.mask) if sample is not None else (None, None)
     if image is not None:
         report.sizes[image.shape[1], image.shape[0]] += 1
@@ -146,10 +177,10 @@ def _count_labels(mask: LabelArray, report: CheckReport) -> None:
 
 
 def _remarks(report: CheckReport) -> list[str]:
+    notes = [stray_remark(report.stray_ids)] if report.stray_ids else []
     if not report.labelled:
         why = "no mask can be used" if report.problems else "no sample has a mask"
-        return [f"{why}: the images can be predicted, not scored or trained on"]
-    notes = []
+        return [*notes, f"{why}: the images can be predicted, not scored or trained on"]
     absent = [name for name, images in zip(report.classes.names, report.images, strict=True) if images == 0]
     if absent:
         notes.append(f"never occurs: {', '.join(absent)}; nothing can be learned about it")

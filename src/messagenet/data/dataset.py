@@ -16,7 +16,10 @@ import numpy as np
 
 from messagenet.data.classes import VOID, Classes
 from messagenet.data.images import ImageArray, LabelArray, RawMask, read_image, read_mask
+from messagenet.data.problems import StrayIds
 from messagenet.errors import InputError
+
+LARGEST_ID = 65535  # of a 16-bit mask
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,11 +85,11 @@ class PairedFiles(SegmentationData):
         self.name = name
         self.classes = classes
         self.pairs = list(pairs)
-        self.void_values = tuple(void_values)
+        self.void_values = checked_void_values(void_values)
         self._colours = classes.colour_table()
         if all(r == g == b for r, g, b in classes.colours):
             # Grey masks are looked up by colour then, so void values are greys too; a class wins over them.
-            greys = {(value, value, value): VOID for value in self.void_values}
+            greys = {(value, value, value): VOID for value in self.void_values if value <= 255}
             self._colours = greys | self._colours
 
     def __len__(self) -> int:
@@ -119,6 +122,20 @@ class PairedFiles(SegmentationData):
         return Sample(image, mask, self.pairs[index].name)
 
 
+def checked_void_values(values: Sequence[int]) -> tuple[int, ...]:
+    """Mask values that mean "not labelled", refused unless a mask can hold them.
+
+    >>> checked_void_values([11, 1000])
+    (11, 1000)
+    """
+    for value in values:
+        if not 0 <= value <= LARGEST_ID:
+            raise InputError(
+                f"no mask holds the void value {value}; give 0..255, or up to {LARGEST_ID} for 16-bit masks"
+            )
+    return tuple(values)
+
+
 def as_labels(raw: RawMask, num_classes: int, void_values: Sequence[int], name: str) -> LabelArray:
     """Turns raw mask values into labels: `void_values` and 255 become `VOID`; any other must be an id.
 
@@ -133,9 +150,10 @@ def as_labels(raw: RawMask, num_classes: int, void_values: Sequence[int], name: 
             f"{label} ({count} pixels)" for label, count in list(zip(ids, counts, strict=True))[:5]
         )
         more = f" and {len(ids) - 5} more" if len(ids) > 5 else ""
-        raise InputError(
+        raise StrayIds(
             f"mask {name} holds ids outside 0..{num_classes - 1}: {listed}{more};"
-            f" name them in the class list, or mark them as unlabelled (--void {ids[0]})"
+            f" name them in the class list, or mark them as unlabelled (--void {ids[0]})",
+            ids.tolist(),
         )
     labels = raw.astype(np.uint8)
     labels[void] = VOID

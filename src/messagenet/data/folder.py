@@ -19,6 +19,7 @@ import numpy as np
 from messagenet.data.classes import VOID, Classes, read_classes
 from messagenet.data.dataset import FilePair, PairedFiles
 from messagenet.data.images import file_stem, find_images, read_image, read_mask
+from messagenet.data.problems import Problem
 from messagenet.data.views import hold_out
 from messagenet.errors import InputError
 
@@ -70,7 +71,7 @@ class FolderData(PairedFiles):
             more = f" (and {len(problems) - 1} more problems)" if len(problems) > 1 else ""
             raise InputError(problems[0] + more)
         problems += [
-            f"mask {mask_files[stem]} has no image; add {root / images / stem}.jpg or remove the mask"
+            _unpaired("mask", mask_files[stem], "image", f"{root / images / stem}.jpg")
             for stem in sorted(mask_files.keys() - image_files.keys())
         ]
         known = _resolve_classes(root, classes, [pair.mask for pair in pairs if pair.mask])
@@ -89,7 +90,8 @@ def _by_stem(folder: Path, problems: list[str]) -> dict[str, Path]:
     for file in files:
         first = found.setdefault(file_stem(file, folder), file)
         if first is not file:
-            problems.append(f"{first} and {file.name} have the same name; rename or remove one of them")
+            text = f"{first} and {file.name} have the same name; rename or remove one of them"
+            problems.append(Problem(text, first, file.name))
     return found
 
 
@@ -111,11 +113,15 @@ def _pair(
             f" {masks[min(masks)].name}, for one, differ; give both the same name up to the suffix"
         )
     problems += [
-        f"image {images[stem]} has no mask; add {folder / stem}.png or remove the image"
+        _unpaired("image", images[stem], "mask", f"{folder / stem}.png")
         for stem in stems
         if stem not in masks
     ]
     return [FilePair(stem, images[stem], masks[stem]) for stem in stems if stem in masks]
+
+
+def _unpaired(kind: str, file: Path, other: str, missing: str) -> Problem:
+    return Problem(f"{kind} {file} has no {other}; add {missing} or remove the {kind}", file, missing)
 
 
 def _select(root: Path, images: Path, stems: list[str], split: str | None, fraction: float) -> list[str]:

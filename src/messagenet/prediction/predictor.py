@@ -1,4 +1,5 @@
-"""One image in, labels or marginals out: any size, tiled when large, with optional test-time augmentation.
+"""One image in, labels or marginals out: any size, tiled when large, with optional test-time augmentation and
+dense-CRF refinement.
 
 Everything is joined at the nodes. Several views of an image (mirrored, at other scales) give the mean of
 their node marginals, P = ¹⁄V Σ_v P_v, each brought to the node grid of the image itself; log P then takes the
@@ -8,7 +9,7 @@ place of the logits.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,8 +19,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from messagenet.errors import InputError
-from messagenet.models import MessageNet
+from messagenet.models import SegmentationNet
 from messagenet.prediction.enlarge import node_places, pixel_strips, sampled
+from messagenet.prediction.refine import Refinement
 from messagenet.prediction.tiles import joined_logits
 
 Image = npt.NDArray[np.uint8]
@@ -56,7 +58,7 @@ class Views:
 class Predictor:
     """A model ready to segment images.
 
-    >>> import numpy as np
+    >>> from messagenet.models import MessageNet
     >>> predictor = Predictor(MessageNet("tiny", 3, hidden=8))
     >>> predictor.labels(np.zeros((30, 45, 3), np.uint8)).shape
     (30, 45)
@@ -64,23 +66,33 @@ class Predictor:
     Args:
         net: The model; it is put into evaluation mode.
         views: Test-time augmentation and tiling.
+        refinement: A dense CRF on top, if there is to be one.
     """
 
-    def __init__(self, net: MessageNet, views: Views | None = None) -> None:
+    def __init__(
+        self, net: SegmentationNet, views: Views | None = None, refinement: Refinement | None = None
+    ) -> None:
         self.net = net.eval()
         self.views = views or Views()
+        self.refinement = refinement
 
     def labels(self, image: Image) -> Image:
         """The most probable class of every pixel, uint8 (H, W)."""
-        logits = self.node_logits(image)
-        strips = pixel_strips(logits, (image.shape[0], image.shape[1]), self.net.stride)
-        return np.concatenate([strip.argmax(0).to(torch.uint8).cpu().numpy() for strip in strips])
+        return np.concatenate(
+            [strip.argmax(0).to(torch.uint8).cpu().numpy() for strip in self._strips(image)]
+        )
 
     def marginals(self, image: Image) -> Tensor:
         """P(y | x) at every pixel, (K, H, W)."""
+        return torch.cat([torch.softmax(strip, 0) for strip in self._strips(image)], 1)
+
+    @torch.inference_mode()
+    def _strips(self, image: Image) -> Iterator[Tensor]:
+        """Logits (K, rows, W) at the pixels of successive strips of the image."""
         logits = self.node_logits(image)
-        strips = pixel_strips(logits, (image.shape[0], image.shape[1]), self.net.stride)
-        return torch.cat([torch.softmax(strip, 0) for strip in strips], 1)
+        if self.refinement is None:
+            return pixel_strips(logits, (image.shape[0], image.shape[1]), self.net.stride)
+        return self.refinement.strips(image, logits, self.net.stride)
 
     @torch.inference_mode()
     def node_logits(self, image: Image) -> Tensor:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from messagenet.data import SegmentationData
 from messagenet.errors import InputError
 from messagenet.evaluation import Evaluator, Scores
-from messagenet.models.message_net import numbered_classes
+from messagenet.models.segmentation_net import numbered_classes
 from messagenet.prediction.predictor import Predictor
 
 

@@ -7,6 +7,8 @@ from messagenet.report.pictures import (
     entropy,
     entropy_picture,
     overlay,
+    palette_image,
+    png_bytes,
     save_palette_png,
     save_png,
 )
@@ -22,7 +24,9 @@ __all__ = [
     "entropy",
     "entropy_picture",
     "overlay",
+    "palette_image",
     "picture_sheet",
+    "png_bytes",
     "reliability_plot",
     "save_palette_png",
     "save_png",

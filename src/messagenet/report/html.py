@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +28,11 @@ from messagenet.report import plots
 from messagenet.report.pictures import as_picture, palette_image, ramp_picture
 from messagenet.report.style import CSS
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 LONGEST_SIDE = 480
+WIDEST_IN_HALF, TALL = 5.5, 1.4  # inches; times its width
 CRISP_BELOW = 200
 
 
@@ -79,7 +84,9 @@ def write_report(
         _section("Scores", _tables(named, classes)),
         _section("Plots", f'<div class="plots">{"".join(_plots(named))}</div>'),
         *(
-            _section(heading, "".join(_example(each, named, classes) for each in chosen))
+            _section(
+                heading, _legend(classes, chosen) + "".join(_example(each, named, classes) for each in chosen)
+            )
             for heading, chosen in (("Worst images", worst), ("Best images", best))
             if chosen
         ),
@@ -116,11 +123,23 @@ def _section(heading: str, content: str) -> str:
     return f"<section>\n<h2>{escape(heading)}</h2>\n{content}\n</section>\n"
 
 
-def _tables(named: Mapping[str, Scores], classes: Classes) -> str:
-    swatches = [
+def _swatches(classes: Classes) -> list[str]:
+    return [
         f'<span class="swatch" style="background:rgb{colour}" aria-hidden="true"></span>'
         for colour in classes.colours
     ]
+
+
+def _legend(classes: Classes, examples: Sequence[Example]) -> str:
+    """What the colours of pictures mean."""
+    marks = [m + escape(name) for m, name in zip(_swatches(classes), classes.names, strict=True)]
+    if any(example.entropy is not None for example in examples):
+        marks.append("entropy: black is certain, pale a guess")
+    return f'<p class="legend">{"".join(f"<span>{mark}</span>" for mark in marks)}</p>'
+
+
+def _tables(named: Mapping[str, Scores], classes: Classes) -> str:
+    swatches = _swatches(classes)
     per_set = summary_rows(named)
     whole = _table("Whole set", tuple(named), per_set, [""] * len(per_set))
     by_class = _table("IoU by class", tuple(named), class_rows(named), swatches)
@@ -153,10 +172,18 @@ def _plots(named: Mapping[str, Scores]) -> list[str]:
         caption = f"Confusion{of}: where the pixels of each true class went, in % of the class."
         drawn.append((f"confusion{index}", plots.confusion_plot(scores), caption))
     return [
-        f'<figure><div role="img" aria-label="{escape(caption)}">{plots.figure_svg(figure, prefix)}</div>'
-        f"<figcaption>{escape(caption)}</figcaption></figure>"
+        f'<figure{_shape(figure)}><div class="scroll" role="img" aria-label="{escape(caption)}">'
+        f"{plots.figure_svg(figure, prefix)}</div><figcaption>{escape(caption)}</figcaption></figure>"
         for prefix, figure, caption in drawn
     ]
+
+
+def _shape(figure: Figure) -> str:
+    """A figure too wide for half of the page has all of it; beside a tall one there is room for two others."""
+    width, height = figure.get_size_inches()
+    if width > WIDEST_IN_HALF:
+        return ' class="wide"'
+    return ' class="tall"' if height > TALL * width else ""
 
 
 def _example(example: Example, named: Mapping[str, Scores], classes: Classes) -> str:
@@ -174,7 +201,8 @@ def _example(example: Example, named: Mapping[str, Scores], classes: Classes) ->
         *((method, palette_image(mask, classes)) for method, mask in example.predictions.items()),
     ]
     if example.entropy is not None:
-        tiles.append(("entropy", ramp_picture(example.entropy)))
+        whose = f" ({tuple(example.predictions)[-1]})" if len(example.predictions) > 1 else ""
+        tiles.append((f"entropy{whose}", ramp_picture(example.entropy)))
     shown = "".join(
         f"<figure>{_img(picture, f'{what} of {example.name}')}<figcaption>{escape(what)}</figcaption>"
         "</figure>"
@@ -205,5 +233,5 @@ def _img(picture: Image.Image, alt: str) -> str:
     crisp = ' class="crisp"' if labels or small else ""
     return (
         f'<img{crisp} src="data:image/{kind};base64,{data}" alt="{escape(alt)}" '
-        f'width="{picture.width}" height="{picture.height}" loading="lazy">'
+        f'width="{picture.width}" height="{picture.height}" decoding="async">'
     )

@@ -105,6 +105,11 @@ def save_palette_png(mask: Array, classes: Classes, path: str | Path) -> Path:
 
 def save_png(picture: Image.Image, path: str | Path) -> Path:
     """Stores a picture as PNG, whatever its name ends in; never half a file."""
+    return write_atomically(path, png_bytes(picture))
+
+
+def png_bytes(picture: Image.Image) -> bytes:
+    """The picture as a PNG file's content."""
     content = io.BytesIO()
     picture.save(content, format="PNG", optimize=True)
-    return write_atomically(path, content.getvalue())
+    return content.getvalue()

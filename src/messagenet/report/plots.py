@@ -25,7 +25,11 @@ INK = "#1f2934"
 SERIES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 """Colours of the methods, told apart by colour-blind readers (Okabe and Ito); the seventh begins anew."""
 
+# Figures are about 4.2 inches wide, so that their text keeps its size beside each other and on a telephone.
 LEGEND: dict[str, Any] = {"frameon": False, "labelcolor": INK, "fontsize": 8.5}
+WRITTEN_UP_TO = 12
+"""Classes up to which a confusion matrix has its numbers written into it."""
+
 CELL_TEXT = ("#111111", "#ffffff")
 """Ink inside the cells of a matrix, on light and on dark: the cells do not change with the page."""
 
@@ -39,9 +43,9 @@ def confusion_plot(scores: Scores) -> Figure:
     counts = scores.matrix
     totals = counts.sum(axis=1, keepdims=True)
     shares = np.divide(counts, totals, out=np.full(counts.shape, np.nan), where=totals > 0)
-    written = size <= 12
-    side = min(14.0, 1.6 + (0.42 if written else 0.26) * size)
-    figure, axes = _figure(side + 0.6, side)
+    written = size <= WRITTEN_UP_TO
+    side = min(14.0, 1.1 + (0.34 if written else 0.26) * size)
+    figure, axes = _figure(side + (0.2 if written else 0.8), side)
     ramp = LinearSegmentedColormap.from_list("quiet", ["#f3f6fa", "#8fbcdb", "#08519c"])
     mesh = axes.pcolormesh(shares, cmap=ramp, vmin=0, vmax=1, edgecolors="white", linewidth=0.5)
     if written:
@@ -67,9 +71,10 @@ def confusion_plot(scores: Scores) -> Figure:
     axes.set_ylabel("true class")
     axes.grid(visible=False)
     axes.spines[:].set_visible(False)
-    bar = figure.colorbar(mesh, ax=axes, shrink=0.7, label="share of the true class")
-    bar.outline.set_visible(False)
-    _ink(bar.ax)
+    if not written:
+        bar = figure.colorbar(mesh, ax=axes, shrink=0.7, label="share of the true class")
+        bar.outline.set_visible(False)
+        _ink(bar.ax)
     return figure
 
 
@@ -78,7 +83,7 @@ def reliability_plot(scores: Scores | Mapping[str, Scores]) -> Figure:
     named = as_named(scores)
     if all(each.reliability is None for each in named.values()):
         raise InputError("no method has marginals, so there is no reliability to plot; score with marginals")
-    figure, axes = _figure(4.6, 4.2)
+    figure, axes = _figure(4.2, 3.9)
     axes.plot([0, 1], [0, 1], color=INK, alpha=0.4, linewidth=1, linestyle=(0, (4, 3)))
     for index, (name, each) in enumerate(named.items()):
         if (found := each.reliability) is None:
@@ -109,7 +114,7 @@ def trimap_plot(scores: Scores | Mapping[str, Scores]) -> Figure:
     named = as_named(scores)
     if not any(each.bands for each in named.values()):
         raise InputError("no method has trimap bands to plot; evaluate with widths such as 1, 2, 4, 8")
-    figure, axes = _figure(5.2, 3.6)
+    figure, axes = _figure(4.2, 3.2)
     widths = sorted({band.width for each in named.values() for band in each.bands})
     for index, (name, each) in enumerate(named.items()):
         values = [np.nan if band.mean_iou is None else 100 * band.mean_iou for band in each.bands]
@@ -132,7 +137,7 @@ def class_iou_plot(scores: Scores | Mapping[str, Scores]) -> Figure:
     named = as_named(scores)
     names = [plain(name) for name in shared_classes(named)]
     thickness = 0.8 / len(named)
-    figure, axes = _figure(5.6, max(2.2, (0.16 * len(named) + 0.14) * len(names) + 0.8))
+    figure, axes = _figure(4.2, max(2.2, (0.15 * len(named) + 0.13) * len(names) + 0.8))
     rows = np.arange(len(names))
     for index, (name, each) in enumerate(named.items()):
         values = [0.0 if iou is None else 100 * iou for iou in each.class_iou]

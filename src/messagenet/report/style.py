@@ -18,7 +18,11 @@ body {
 h1 { font-size: 1.75rem; margin: 0 0 .25rem; }
 h2 { font-size: 1.25rem; margin: 2.5rem 0 .75rem; border-bottom: 1px solid var(--rule); }
 p.lead, figcaption, caption { color: var(--soft); }
-.tables, .plots { display: flex; flex-wrap: wrap; gap: 1.5rem 2.5rem; align-items: flex-start; }
+.tables { display: flex; flex-wrap: wrap; gap: 1.5rem 2.5rem; align-items: flex-start; }
+.plots {
+  display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 26rem), 1fr)); gap: 1.25rem;
+  align-items: start;
+}
 .scroll { overflow-x: auto; max-width: 100%; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 caption { text-align: left; padding-bottom: .4rem; font-size: .9rem; }
@@ -32,8 +36,13 @@ td strong { color: var(--accent); }
 }
 figure { margin: 0; }
 figcaption { font-size: .9rem; }
-.plots > figure { flex: 0 1 30rem; padding: 1rem; background: var(--panel); border-radius: .5rem; }
-.plots svg { width: 100%; height: auto; font-family: system-ui, sans-serif; }
+.plots > figure { min-width: 0; padding: 1rem; background: var(--panel); border-radius: .5rem; }
+.plots svg { display: block; width: 100%; max-width: 32rem; height: auto; margin: 0 auto; }
+.plots figcaption { margin-top: .6rem; }
+.plots .tall { grid-row: span 2; }
+.plots .wide { grid-column: 1 / -1; }
+.plots .wide svg { min-width: 40rem; max-width: 56rem; }
+.legend { display: flex; flex-wrap: wrap; gap: .25rem 1.25rem; margin: 0 0 1rem; font-size: .9rem; }
 .example { margin: 0 0 1.5rem; padding: 1rem; background: var(--panel); border-radius: .5rem; }
 .example > figcaption { margin-bottom: .6rem; overflow-wrap: anywhere; }
 .tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(8rem, 1fr)); gap: .6rem; }
