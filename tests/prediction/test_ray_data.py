@@ -48,13 +48,14 @@ def contents(folder):
     return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
 
 
-def test_outputs_are_those_of_one_process(ray, predictor, images, tmp_path):
-    plain = predict_files(predictor, [images], tmp_path / "plain", KINDS)
+def test_outputs_are_those_of_one_process(ray, predictor, images, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # relative names mean the same files to the workers, and are told as given
+    plain = predict_files(predictor, ["images"], "plain", KINDS)
     seen = []
     shared = predict_dataset(
         predictor,
-        images,
-        tmp_path / "shared",
+        "images",
+        "shared",
         KINDS,
         workers=2,
         progress=lambda *figures: seen.append(figures),

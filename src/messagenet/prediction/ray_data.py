@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import copy
 import json
+import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -81,7 +82,10 @@ def manifest(jobs: Sequence[Job], predicted: Predicted) -> str:
 
 
 def started_ray() -> Any:
-    """The `ray` module, joined to its cluster, or to one started on this machine."""
+    """The `ray` module, joined to its cluster, or to one started on this machine.
+
+    Where the caller has not started it, Ray says nothing below an error: what matters is in the manifest.
+    """
     try:
         import ray
         import ray.data
@@ -89,7 +93,10 @@ def started_ray() -> Any:
         raise InputError('Ray Data is not installed; pip install "messagenet[ray]"') from None
     if not ray.is_initialized():
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        ray.init(logging_level="warning", log_to_driver=False)
+        os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
+        for logger in ("ray", "ray.data"):
+            logging.getLogger(logger).setLevel(logging.ERROR)
+        ray.init(logging_level=logging.ERROR, log_to_driver=False)
     return ray
 
 
@@ -161,7 +168,8 @@ def _outcomes(
         if row["unwritable"]:
             raise InputError(row["unwritable"])
         files = tuple(out / name for name in json.loads(row["files"]))
-        yield Outcome(jobs[row["number"]].image, files, row["error"] or None)
+        image = jobs[row["number"]].image
+        yield Outcome(image, files, row["error"].replace(str(image.absolute()), str(image)) or None)
 
 
 def _on_cpu(predictor: Predictor) -> Predictor:

@@ -141,6 +141,16 @@ def test_low_precision_follows_double():
         assert all(p.grad is not None and p.grad.dtype == dtype for p in low.parameters())
 
 
+def test_autocast_runs_and_keeps_its_meaning():
+    head = some_head().float()
+    graph = some_graphs()[0]
+    features, extra = torch.randn(4, 3), {"pair": torch.randn(4, 2)}
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        logits = head(features, graph, extra)
+        logits.float().sum().backward()
+    torch.testing.assert_close(logits.float(), head(features, graph, extra), rtol=0.1, atol=0.1)
+
+
 def test_passing_stops_when_beliefs_have_settled():
     torch.manual_seed(0)
     head = GraphMessagePassing(2, 3, {"pair": FactorType(2, ordered=False)}, hidden=8, iterations=2).double()

@@ -102,7 +102,7 @@ class GraphField:
     def to_factor(self, layout: Layout, logits: Tensor, messages: Tensor) -> Tensor:
         """β_{p→F} of every slot, (rows, K): what the variable believes without the factor's own message."""
         width = messages.shape[1]
-        told = logits[:, :width].index_select(0, layout.receivers) - messages
+        told = logits[:, :width].index_select(0, layout.receivers).sub_(messages)
         if self.valid is not None:
             told = told.masked_fill(~self.valid[:, :width].index_select(0, layout.receivers), -torch.inf)
         return torch.log_softmax(told, -1)

@@ -85,9 +85,7 @@ def _send_part(
 ) -> tuple[Tensor | None, Tensor]:
     """Messages (if kept) and their sums, for slots of one estimator and one order."""
     receiver, sender = field.projections(name, estimator)
-    heard = _heard(field, name, slots, estimator, beliefs, told)
-    if isinstance(heard, Tensor):
-        sender, heard = sender + heard, None
+    sender, heard = _heard(field, name, slots, estimator, sender, beliefs, told)
     classes = estimator.output.out_features
     local = _local(field, name, slots, estimator, None if computed is None else computed[:, :classes])
     scale = _scale(field, name, slots).to(receiver.dtype)
@@ -107,26 +105,27 @@ def _heard(
     name: str,
     slots: Slots,
     estimator: FactorEstimator,
+    sender: Tensor,
     beliefs: Tensor,
     told: Tensor | None,
-) -> Heard | Tensor | None:
-    """What the senders said: per factor, or already multiplied with D, per variable, to be added to Q."""
+) -> tuple[Tensor, Heard | None]:
+    """Q and what else the senders said; where that does not depend on whom they tell, it becomes part of Q."""
     if estimator.dependent is None:
-        return None
+        return sender, None
     rules, kind = field.rules, field.rules.factors[name]
     position = kind.receivers[slots.estimator]
     layout = columns(kind, position, slots.order, rules.num_classes, rules.dependent)
     weight = estimator.dependent.weight
     if told is not None:
         if not kind.one_way:
-            return Heard(told, slots.reverse, layout, weight)
+            return sender, Heard(told, slots.reverse, layout, weight)
         everyone = torch.cat([_widened(told, beliefs.shape[1]), beliefs])
         rows = torch.where(slots.reverse < 0, slots.senders + len(told), slots.reverse)
-        return Heard(everyone, rows, layout, weight)
+        return sender, Heard(everyone, rows, layout, weight)
     if layout.alike:
-        said = functional.linear(beliefs[:, : layout.sizes[0]], weight)
-        return (slots.order - 1) * layout.weights[0] * said
-    return Heard(beliefs, slots.senders, layout, weight)
+        said = beliefs[:, : layout.sizes[0]]
+        return torch.addmm(sender, said, weight.T, alpha=(slots.order - 1) * layout.weights[0]), None
+    return sender, Heard(beliefs, slots.senders, layout, weight)
 
 
 def _local(
@@ -169,7 +168,7 @@ def _computed(
             )
         by_block.append(torch.cat([_widened(message, width) for message in outgoing]))
     parts = [by_block[slots.block].index_select(0, slots.origin) for slots in layout.slots]
-    return torch.cat(parts)
+    return torch.cat(parts).to(beliefs.dtype)
 
 
 def _scale(field: GraphField, name: str, slots: Slots) -> Tensor:

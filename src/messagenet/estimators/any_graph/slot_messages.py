@@ -18,8 +18,8 @@ Receivers are sorted, so sums over a variable's slots run over neighbouring rows
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -28,6 +28,7 @@ from messagenet.estimators.any_graph.settings import Columns
 from messagenet.estimators.operators import like, refuse_second_derivatives, register_operator, working_dtype
 from messagenet.graph.slots import Slots
 
+R = TypeVar("R")
 HIDDEN_AT_ONCE = 1 << 19  # hidden units of a chunk, about what the caches hold
 
 
@@ -234,6 +235,16 @@ def _gradients(grad: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
 _VARYING, _TENSORS = 8, 12  # arguments that have a gradient; arguments that are tensors
 
 
+def _as_given(implementation: Callable[..., R]) -> Callable[..., R]:
+    """Computes in the precision of the tensors given, also where autocast would choose another."""
+
+    def run(tensor: Tensor, *arguments: Any) -> R:
+        with torch.autocast(tensor.device.type, enabled=False):
+            return implementation(tensor, *arguments)
+
+    return run
+
+
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.save_for_backward(*inputs[:_TENSORS])
     ctx.settings = inputs[_TENSORS:]
@@ -255,10 +266,10 @@ _ARGUMENTS = (
     "Tensor weight, Tensor bias, Tensor scale, Tensor receivers, Tensor senders, Tensor rows, "
     "int[] places, int[] sizes, float[] weights, int chunk, bool keep"
 )
-register_operator(f"pass_slots({_ARGUMENTS}) -> Tensor", _forward, fake=_fake)
+register_operator(f"pass_slots({_ARGUMENTS}) -> Tensor", _as_given(_forward), fake=_fake)
 register_operator(
     f"pass_slots_backward(Tensor grad, {_ARGUMENTS}) -> ({', '.join(['Tensor'] * _VARYING)})",
-    _gradients,
+    _as_given(_gradients),
     fake=lambda grad, *rest: tuple(like(values) for values in rest[:_VARYING]),
 )
 torch.library.register_autograd("messagenet::pass_slots", _backward, setup_context=_save)

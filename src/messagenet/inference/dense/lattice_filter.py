@@ -106,7 +106,8 @@ class LatticeFilter:
     def _rows(self, classes: int) -> Tensor:
         """(N, d + 1) where the vertices' rows begin in a flat buffer; kept, since classes rarely change."""
         if self._starts is None or self._starts[0] != classes:
-            self._starts = (classes, self.lattice.vertices.long() * classes)
+            dtype = torch.int32 if (self.lattice.size + 1) * classes < 1 << 31 else torch.int64
+            self._starts = (classes, self.lattice.vertices.to(dtype) * classes)
         return self._starts[1]
 
     def diagonal(self) -> Tensor:
