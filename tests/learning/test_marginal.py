@@ -64,10 +64,40 @@ def test_loss_is_the_mean_over_labelled_nodes():
     assert (gradient[0, :, 1] == 0).all()
 
 
-def test_pixels_are_judged_after_upsampling():
-    logits, masks = torch.randn(1, 3, 2, 3, dtype=torch.float64), torch.randint(0, 3, (1, 7, 11))
-    expected = torch.nn.functional.cross_entropy(upsample(logits, (7, 11), 4), masks)
-    torch.testing.assert_close(marginal_cross_entropy(logits, masks, 4, resolution="pixels"), expected)
+@settings(max_examples=60, deadline=None)
+@given(
+    nodes=st.tuples(st.integers(1, 4), st.integers(1, 4)),
+    stride=st.sampled_from([1.0, 2.0, 4.0, 3.3]),
+    over=st.tuples(st.integers(-2, 3), st.integers(-2, 3)),
+    smoothing=st.sampled_from([0.0, 0.1]),
+    seed=st.integers(0, 2**31),
+)
+def test_pixels_are_judged_after_upsampling(nodes, stride, over, smoothing, seed):
+    generator = torch.Generator().manual_seed(seed)
+    height, width = (max(1, round(n * stride) + extra) for n, extra in zip(nodes, over, strict=True))
+    logits = 3 * torch.randn(2, 3, *nodes, dtype=torch.float64, generator=generator)
+    logits.requires_grad_()
+    masks = torch.tensor([0, 1, 2, VOID])[torch.randint(0, 4, (2, height, width), generator=generator)]
+    expected = torch.nn.functional.cross_entropy(
+        upsample(logits, (height, width), stride),
+        masks,
+        ignore_index=VOID,
+        reduction="sum",
+        label_smoothing=smoothing,
+    ) / (masks != VOID).sum().clamp(min=1)
+    found = marginal_cross_entropy(logits, masks, stride, resolution="pixels", label_smoothing=smoothing)
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
+    for ours, theirs in zip(
+        torch.autograd.grad(2 * found, logits), torch.autograd.grad(2 * expected, logits), strict=True
+    ):
+        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-12)
+
+
+def test_pixel_loss_without_gradient_is_the_same():
+    logits, masks = torch.randn(2, 3, 2, 2), torch.randint(0, 3, (2, 8, 8))
+    plain = marginal_cross_entropy(logits, masks, 4, resolution="pixels")
+    watched = marginal_cross_entropy(logits.requires_grad_(), masks, 4, resolution="pixels")
+    assert torch.equal(plain, watched.detach())
 
 
 def test_nothing_labelled_is_no_loss_and_no_gradient():

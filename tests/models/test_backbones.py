@@ -25,7 +25,7 @@ from messagenet.models.backbones import (
     build_backbone,
     check_backbone,
 )
-from messagenet.models.backbones.efficientnet_lite import _dilated
+from messagenet.models.backbones.inverted_residual import dilated
 from messagenet.models.backbones.vgg16 import _resized
 
 SMALL: dict[str, dict[str, object]] = {
@@ -348,7 +348,7 @@ def test_dilation_keeps_the_classifier_features_at_one_node_in_four() -> None:
 def test_phases_convolve_as_a_dilated_kernel_does(size: tuple[int, int], kernel: int, d: int) -> None:
     plain = nn.Conv2d(4, 4, kernel, padding=kernel // 2, groups=4, bias=False, dtype=torch.float64)
     x = torch.randn(2, 4, *size, dtype=torch.float64, requires_grad=True)
-    ours = _dilated(x, plain.weight, None, kernel // 2, 4, d)
+    ours = dilated(x, plain.weight, None, kernel // 2, 4, d)
     theirs = F.conv2d(x, plain.weight, padding=kernel // 2 * d, dilation=d, groups=4)
     torch.testing.assert_close(ours, theirs)
     upstream = torch.randn_like(ours)

@@ -16,6 +16,8 @@ from torch.nn import functional
 from messagenet.data.classes import VOID
 from messagenet.errors import InputError, nearest
 from messagenet.learning.labels import CellLabel, node_labels
+from messagenet.learning.pixel_loss import pixel_cross_entropy
+from messagenet.learning.totals import widened
 
 Resolution = Literal["nodes", "pixels"]
 
@@ -39,20 +41,17 @@ def marginal_cross_entropy(
         cell_label: How a node's label comes from its cell, for "nodes".
         label_smoothing: Share of the truth spread evenly over all classes.
     """
+    logits = widened(logits)
     if resolution == "nodes":
         truth = node_labels(masks, (logits.shape[2], logits.shape[3]), stride, cell_label)
+        total = functional.cross_entropy(
+            logits, truth, ignore_index=VOID, reduction="sum", label_smoothing=label_smoothing
+        )
     elif resolution == "pixels":
         truth = masks
-        logits = upsample(logits, (masks.shape[1], masks.shape[2]), stride)
+        total = pixel_cross_entropy(logits, masks, stride, label_smoothing)
     else:
         raise InputError(f"unknown resolution {resolution!r}; {nearest(resolution, get_args(Resolution))}")
-    total = functional.cross_entropy(
-        logits.float() if logits.dtype.itemsize < 4 else logits,
-        truth,
-        ignore_index=VOID,
-        reduction="sum",
-        label_smoothing=label_smoothing,
-    )
     return total / (truth != VOID).sum().clamp(min=1)
 
 

