@@ -10,6 +10,7 @@ import torch
 
 from messagenet.inference import BeliefPropagation, Exact
 from messagenet.learning.likelihood import likelihood
+from messagenet.learning.message_memory import MessageMemory
 from messagenet.learning.pair_graph import pair_graph
 from messagenet.learning.pairs import PairTable
 
@@ -137,3 +138,31 @@ def test_nodes_without_pairs_are_classified_alone():
     unary, _, _, labels = random_problem(1, 4, [])
     expected = torch.nn.functional.cross_entropy(unary.flatten(0, 2), labels.flatten(), reduction="sum")
     torch.testing.assert_close(likelihood(unary, [], labels, ENGINE).total, expected)
+
+
+def test_remembered_messages_carry_on_where_they_ended():
+    """One iteration a visit reaches in time what many iterations in one visit reach."""
+    unary, tables, pairs, labels = random_problem(3, 4, [(0, 1), (1, 0)])
+    unary, tables = unary.detach() * 0.5, [table.detach() * 0.5 for table in tables]
+    pairs = [PairTable(pair.offset, lambda t=table: t) for pair, table in zip(pairs, tables, strict=True)]
+    converged = likelihood(unary, [pairs], labels, ENGINE).total
+    memory, brief = MessageMemory(), BeliefPropagation(max_iterations=1, tolerance=None)
+    gaps = []
+    for _ in range(40):
+        total = likelihood(unary, [pairs], labels, brief, memory=memory, names=["a", "b"]).total
+        gaps.append(abs(float(total - converged)))
+    assert len(memory) == 2
+    assert gaps[0] > 1e-3
+    assert gaps[-1] < 1e-9
+
+
+def test_images_are_remembered_by_name_whatever_batch_they_come_in():
+    unary, _, pairs, labels = random_problem(3, 4, [(0, 1), (1, 0)])
+    memory, brief = MessageMemory(), BeliefPropagation(max_iterations=2, tolerance=None)
+    likelihood(unary, [pairs], labels, brief, memory=memory, names=["a", "b"])
+    flipped = [PairTable(pair.offset, lambda t=pair.table: t().flip(0)) for pair in pairs]
+    swapped = likelihood(unary.flip(0), [flipped], labels.flip(0), brief, memory=memory, names=["b", "a"])
+    other = MessageMemory()
+    for _ in range(2):
+        straight = likelihood(unary, [pairs], labels, brief, memory=other, names=["a", "b"])
+    torch.testing.assert_close(swapped.total, straight.total)

@@ -34,9 +34,16 @@ class BeliefPropagation(PassingSettings):
     tensor([[0.2689, 0.7311], [0.3240, 0.6760]])
     """
 
-    def run(self, graph: FactorGraph, potentials: Potentials) -> Result:
-        """Passes messages and reads off beliefs."""
-        return pass_messages(graph, potentials, self)
+    def run(self, graph: FactorGraph, potentials: Potentials, messages: Tensor | None = None) -> Result:
+        """Passes messages and reads off beliefs.
+
+        Args:
+            graph: The structure.
+            potentials: One tensor of log-potentials per group.
+            messages: What to begin with, such as `Result.messages` of a run on similar potentials; None for messages
+                that say nothing. No gradient flows into them.
+        """
+        return pass_messages(graph, potentials, self, messages=messages)
 
 
 def pass_messages(
@@ -44,6 +51,7 @@ def pass_messages(
     potentials: Potentials,
     settings: PassingSettings,
     factor_weights: Tensor | None = None,
+    messages: Tensor | None = None,
 ) -> Result:
     """Runs the schedule and reads the answers off the final messages.
 
@@ -52,10 +60,12 @@ def pass_messages(
         potentials: one tensor of log-potentials per group.
         settings: of the run.
         factor_weights: (factors,) ρ_F in the user's order; None for ones.
+        messages: (*batch, rows, max_cardinality) to begin with; None for zeros.
     """
     problem = align(graph, potentials, settings.temperature)
     network = Network.build(problem, maximise=settings.temperature == 0, factor_weights=factor_weights)
-    outcome = propagate(network, settings)
+    start = None if messages is None else network.as_messages(messages)
+    outcome = propagate(network, settings, start)
     log_marginals = network.log_marginals(outcome.beliefs)
     scale = settings.temperature if settings.temperature > 0 else 1.0
     return Result(
@@ -68,4 +78,5 @@ def pass_messages(
             problem.publish(table) for table in network.log_factor_marginals(outcome.messages)
         ),
         compute_map_state=lambda: problem.publish(argmax_states(log_marginals)),
+        compute_messages=lambda: problem.publish(outcome.messages),
     )

@@ -60,20 +60,38 @@ class LinearGrid:
         weights = None if network.weights is None else _weight_maps(layout, network.weights)
         return cls(layout, unary, tables, weights)
 
-    def propagate(self, settings: PassingSettings) -> Outcome:
-        """Runs the schedule."""
+    def propagate(self, settings: PassingSettings, start: Tensor | None = None) -> Outcome:
+        """Runs the schedule, from zeros or from messages (rows, batch, K)."""
         progress: list[Progress] = []
+        first = None if start is None else self._maps(start)
         messages, beliefs = _Propagate.apply(  # type: ignore[no-untyped-call]
-            self, settings, progress, self.unary, *self.tables
+            self, settings, progress, first, self.unary, *self.tables
         )
         by_variable = beliefs.unflatten(1, (self.layout.batch, -1)).permute(2, 1, 0)
         return Outcome(progress[0], by_variable, lambda: self._rows(messages))
 
     def _rows(self, messages: Tensor) -> Tensor:
         """(rows, batch, K) logs of messages, in the order of the network."""
-        order = [way for forth in range(0, len(messages), 2) for way in (forth + 1, forth)]
-        parts = [self.layout.pairs(messages[way], way) for way in order]  # (K, batch, h', w')
+        parts = [self.layout.pairs(messages[way], way) for way in self._order]  # (K, batch, h', w')
         return torch.cat([part.permute(2, 3, 1, 0).flatten(0, 1) for part in parts]).log()
+
+    def _maps(self, rows: Tensor) -> Tensor:
+        """(ways, K, nodes) of such rows, brought into the bounds of what their tables can make of any beliefs."""
+        maps = self.unary.new_ones(len(self.layout.ways), *self.unary.shape)
+        sizes = [len(self.layout.graph.blocks[way // 2]) for way in self._order]
+        for way, part in zip(self._order, rows.split(sizes), strict=True):
+            window = self.layout.pairs(maps[way], way)  # (K, batch, h', w')
+            least = self.tables[way // 2].detach().amin()
+            top = part.amax(-1, keepdim=True)
+            shift = top - top.clamp(float(least.log()), math.log(len(self.unary)))
+            values = (part - shift).exp().clamp_min(least)
+            window.copy_(values.permute(2, 1, 0).reshape(window.shape))
+        return maps
+
+    @property
+    def _order(self) -> list[int]:
+        """The ways in the order of the network's rows."""
+        return [way for forth in range(0, len(self.layout.ways), 2) for way in (forth + 1, forth)]
 
 
 def fits(unary: Tensor, tables: Sequence[Tensor]) -> bool:
@@ -110,12 +128,13 @@ class _Propagate(torch.autograd.Function):
         grid: LinearGrid,
         settings: PassingSettings,
         progress: list[Progress],
+        start: Tensor | None,
         unary: Tensor,
         *tables: Tensor,
     ) -> tuple[Tensor, Tensor]:
         steps = LinearSteps(grid.layout, unary, tables, grid.weights, settings.damping)
         keep = any(ctx.needs_input_grad)
-        first = steps.new_maps()
+        first = steps.new_maps() if start is None else steps.maps(start)
         trail = [first]
 
         def step(messages: Maps) -> tuple[Maps, Tensor | None]:
@@ -138,4 +157,4 @@ class _Propagate(torch.autograd.Function):
         ctx: Any, of_messages: Tensor | None, of_beliefs: Tensor | None
     ) -> tuple[Tensor | None, ...]:
         of_unary, of_tables = ctx.steps.gradients(of_messages, of_beliefs, ctx.saved_tensors)
-        return None, None, None, of_unary, *of_tables
+        return None, None, None, None, of_unary, *of_tables

@@ -22,8 +22,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from messagenet.errors import InputError
 from messagenet.inference.incidence import by_position, collect, gather, num_rows, widen
-from messagenet.inference.logspace import log_normalise, logsumexp, subtract
+from messagenet.inference.logspace import INF, log_normalise, logsumexp, subtract
 from messagenet.inference.messages import FactorTable
 from messagenet.inference.problem import Problem
 
@@ -66,6 +67,20 @@ class Network:
     def initial_messages(self) -> Tensor:
         """All zero: every state equally likely."""
         return self.unary.new_zeros(num_rows(self.problem.graph), *self.unary.shape[1:])
+
+    def as_messages(self, given: Tensor) -> Tensor:
+        """A user's messages, (*batch, rows, max_cardinality), checked and laid out."""
+        expected = self.initial_messages()
+        rows, batch, states = expected.shape
+        shape = (rows, states) if self.problem.batch is None else (batch, rows, states)
+        if given.shape != shape:
+            raise InputError(
+                f"messages have shape {tuple(given.shape)}; this graph's are {shape}, as in Result.messages"
+            )
+        possible = torch.isfinite(given) | ((given == -INF) & self.problem.has_zeros)
+        if not bool(possible.all()):
+            raise InputError("messages to begin with must be finite; leave them out to begin with zeros")
+        return given.detach().reshape(-1, rows, states).movedim(0, 1).to(expected)
 
     def weigh(self, rows: Tensor) -> Tensor:
         """ρ_F times each row."""

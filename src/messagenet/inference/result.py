@@ -35,6 +35,7 @@ class Result:
     compute_log_z: Callable[[], Tensor] = field(repr=False)
     compute_log_factor_marginals: Callable[[], tuple[Tensor, ...]] = field(repr=False)
     compute_map_state: Callable[[], Tensor] = field(repr=False)
+    compute_messages: Callable[[], Tensor] | None = field(default=None, repr=False)
 
     @cached_property
     def log_z(self) -> Tensor:
@@ -58,6 +59,11 @@ class Result:
     def map_state(self) -> Tensor:
         """(*batch, variables) the most probable joint state, or each variable's most probable one."""
         return self.compute_map_state()
+
+    @cached_property
+    def messages(self) -> Tensor | None:
+        """(*batch, rows, max_cardinality) the last messages, to begin another run with; None where none are passed."""
+        return None if self.compute_messages is None else self.compute_messages()
 
     @property
     def marginals(self) -> Tensor:

@@ -163,12 +163,19 @@ SCHEDULES: dict[Schedule, Callable[[Network, PassingSettings], Step]] = {
 }
 
 
-def propagate(network: Network, settings: PassingSettings) -> Outcome:
-    """Renews messages until none changes by more than the tolerance, or the iterations are used up."""
+def propagate(network: Network, settings: PassingSettings, start: Tensor | None = None) -> Outcome:
+    """Renews messages until none changes by more than the tolerance, or the iterations are used up.
+
+    Args:
+        network: the problem.
+        settings: of the run.
+        start: messages to begin with; None for zeros.
+    """
     linear = LinearGrid.build(network) if settings.schedule == "synchronous" else None
     if linear is not None:
-        return linear.propagate(settings)
-    messages, progress = network.initial_messages(), Progress(0, True, ())
+        return linear.propagate(settings, start)
+    messages = network.initial_messages() if start is None else start
+    progress = Progress(0, True, ())
     if len(messages):
         messages, progress = iterate(SCHEDULES[settings.schedule](network, settings), messages, settings)
     return Outcome(progress, network.beliefs(messages), lambda: messages)

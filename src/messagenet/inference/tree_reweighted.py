@@ -36,9 +36,9 @@ class TreeReweighted(PassingSettings):
     max_iterations: int = 1000
     edge_probabilities: Tensor | None = None
 
-    def run(self, graph: FactorGraph, potentials: Potentials) -> Result:
-        """Passes reweighted messages and reads off beliefs and the bound."""
-        return pass_messages(graph, potentials, self, self._probabilities(graph))
+    def run(self, graph: FactorGraph, potentials: Potentials, messages: Tensor | None = None) -> Result:
+        """Passes reweighted messages and reads off beliefs and the bound; `messages` as in `BeliefPropagation.run`."""
+        return pass_messages(graph, potentials, self, self._probabilities(graph), messages)
 
     def _probabilities(self, graph: FactorGraph) -> Tensor:
         if self.edge_probabilities is None:

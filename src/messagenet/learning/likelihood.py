@@ -17,20 +17,32 @@ have no right class.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from messagenet.data.classes import VOID
 from messagenet.graph import window
-from messagenet.inference import Engine
+from messagenet.graph.factor_graph import FactorGraph, Potentials
+from messagenet.inference import BeliefPropagation, Engine, Result
+from messagenet.learning.message_memory import MessageMemory
 from messagenet.learning.pair_graph import both_present, pair_graph
 from messagenet.learning.pairs import Pairs, PairTable, recomputed
 from messagenet.learning.totals import Loss, widened
 
+Ask = Callable[[FactorGraph, Potentials], Result]
 
-def likelihood(unary: Tensor, relations: Sequence[Pairs], labels: Tensor, engine: Engine) -> Loss:
+
+def likelihood(
+    unary: Tensor,
+    relations: Sequence[Pairs],
+    labels: Tensor,
+    engine: Engine,
+    *,
+    memory: MessageMemory | None = None,
+    names: Sequence[str] = (),
+) -> Loss:
     """The negative log-likelihood of a batch of maps of one size.
 
     Unlike in the other objectives, the tables of all pairs and their marginals exist at the same time.
@@ -40,9 +52,12 @@ def likelihood(unary: Tensor, relations: Sequence[Pairs], labels: Tensor, engine
         relations: For each relation, its pairwise log-potentials.
         labels: Classes of the nodes and 255 for void, (B, h, w).
         engine: What computes marginals and log Z.
+        memory: Where messages of earlier steps are kept, to begin with; the engine is then one that passes messages.
+        names: Of the images, for the memory.
     """
     known = labels != VOID
-    pairs, of_nodes, of_pairs, value = _inferred(unary.detach(), relations, labels, known, engine)
+    ask = engine.run if memory is None else _remembering(engine, memory, names)
+    pairs, of_nodes, of_pairs, value = _inferred(unary.detach(), relations, labels, known, ask)
     moved = (widened(unary) * of_nodes).sum()
     for pair, residual in zip(pairs, of_pairs, strict=True):
         moved = moved + _expected(pair, residual)
@@ -51,12 +66,12 @@ def likelihood(unary: Tensor, relations: Sequence[Pairs], labels: Tensor, engine
 
 @torch.no_grad()
 def _inferred(
-    unary: Tensor, relations: Sequence[Pairs], labels: Tensor, known: Tensor, engine: Engine
+    unary: Tensor, relations: Sequence[Pairs], labels: Tensor, known: Tensor, ask: Ask
 ) -> tuple[tuple[PairTable, ...], Tensor, list[Tensor], Tensor]:
     """The pairs, the gradient in θ_p, (B, h, w, K), and θ_pq, (B, h', w', K, K) each, and − log P(ŷ | x)."""
     size, num_classes = labels.shape[1:], unary.shape[-1]
     graph, potentials, pairs = pair_graph(unary, relations, known)
-    result = engine.run(graph, potentials)
+    result = ask(graph, potentials)
     states = torch.where(known, labels, 0)
     value = result.log_z.sum() - (~known).sum().to(result.log_z) * math.log(num_classes)
     of_nodes = _residual(result.marginals.unflatten(1, size), states, known)
@@ -72,6 +87,20 @@ def _inferred(
         residual = _residual(marginals, joint, both_present(known, w))
         of_pairs.append(residual.unflatten(-1, (num_classes, num_classes)))
     return pairs, of_nodes, of_pairs, value
+
+
+def _remembering(engine: Engine, memory: MessageMemory, names: Sequence[str]) -> Ask:
+    """Runs a message-passing engine from where it ended for these images."""
+    assert isinstance(engine, BeliefPropagation)
+
+    def ask(graph: FactorGraph, potentials: Potentials) -> Result:
+        rows = sum(len(group) * group.order for group in graph.groups if group.order > 1)
+        result = engine.run(graph, potentials, memory.recall(names, (rows, graph.max_cardinality)))
+        assert result.messages is not None
+        memory.keep(names, result.messages)
+        return result
+
+    return ask
 
 
 def _residual(marginals: Tensor, states: Tensor, present: Tensor) -> Tensor:

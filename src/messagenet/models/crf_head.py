@@ -9,7 +9,7 @@ All objectives train the same networks (`crf_potentials`), so that a comparison 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal, get_args
 
 import torch
@@ -19,6 +19,7 @@ from messagenet.errors import InputError, nearest
 from messagenet.graph import Relation
 from messagenet.inference import BeliefPropagation, MeanField
 from messagenet.learning.likelihood import likelihood
+from messagenet.learning.message_memory import MessageMemory
 from messagenet.learning.pair_graph import pair_graph
 from messagenet.learning.totals import Loss, widened
 from messagenet.models.crf_potentials import CRFPotentials, GridPotentials, part_of, sum_of
@@ -49,6 +50,7 @@ class CRFHead(CRFPotentials):
         inference: How it predicts.
         inference_iterations: Of that.
         likelihood_iterations: Of belief propagation in every training step, at most.
+        persistent_messages: Begin it with the messages that the same image had when it was last seen.
         pairwise_scale: s, for prediction; training has s = 1.
     """
 
@@ -64,6 +66,7 @@ class CRFHead(CRFPotentials):
         inference: Inference = "mean_field",
         inference_iterations: int = 3,
         likelihood_iterations: int = 20,
+        persistent_messages: bool = False,
         pairwise_scale: float = 1.0,
     ) -> None:
         super().__init__(in_channels, num_classes, relations, hidden=hidden, neighbours=neighbours)
@@ -77,6 +80,7 @@ class CRFHead(CRFPotentials):
         self.inference = inference
         self.inference_iterations = inference_iterations
         self.pairwise_scale = pairwise_scale
+        self.memory = MessageMemory() if persistent_messages else None
         self.engine = BeliefPropagation(max_iterations=likelihood_iterations, tolerance=LIKELIHOOD_TOLERANCE)
 
     def forward(self, features: Tensor | Mapping[str, Tensor], valid: Tensor | None = None) -> Tensor:
@@ -105,24 +109,35 @@ class CRFHead(CRFPotentials):
         return graph.as_map(result.log_marginals)
 
     def loss(
-        self, features: Tensor | Mapping[str, Tensor], labels: Tensor, valid: Tensor | None = None
+        self,
+        features: Tensor | Mapping[str, Tensor],
+        labels: Tensor,
+        valid: Tensor | None = None,
+        names: Sequence[str] = (),
     ) -> Loss:
-        """The objective over the labelled nodes, summed, and their number."""
-        objectives: dict[Objective, Callable[..., Loss]] = {
-            "piecewise": self.piecewise_loss,
-            "pseudo_likelihood": self.pseudo_likelihood_loss,
-            "likelihood": self.likelihood_loss,
-        }
-        return objectives[self.objective](features, labels, valid)
+        """The objective over the labelled nodes, summed, and their number; names are for persistent messages."""
+        if self.objective == "likelihood":
+            return self.likelihood_loss(features, labels, valid, names)
+        if self.objective == "pseudo_likelihood":
+            return self.pseudo_likelihood_loss(features, labels, valid)
+        return self.piecewise_loss(features, labels, valid)
 
     def likelihood_loss(
-        self, features: Tensor | Mapping[str, Tensor], labels: Tensor, valid: Tensor | None = None
+        self,
+        features: Tensor | Mapping[str, Tensor],
+        labels: Tensor,
+        valid: Tensor | None = None,
+        names: Sequence[str] = (),
     ) -> Loss:
         """− log P(ŷ | x), with marginals from belief propagation: see `learning.likelihood`."""
+        memory = self.memory if names else None
         labels = known(labels, valid)
         losses = []
         for numbers, potentials in self.maps(features, valid):
             truth = part_of(labels, numbers, potentials.unary)
             scaled = potentials.scaled()
-            losses.append(likelihood(scaled.unary, scaled.relations, truth, self.engine))
+            theirs = names if numbers is None or not names else [names[n] for n in numbers.tolist()]
+            losses.append(
+                likelihood(scaled.unary, scaled.relations, truth, self.engine, memory=memory, names=theirs)
+            )
         return sum_of(losses)

@@ -12,14 +12,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from torch import nn
+from torch import Tensor, nn
 
 from messagenet.data.classes import VOC_CLASSES, Classes
 from messagenet.graph import Relation
+from messagenet.learning.totals import Loss
 from messagenet.models.crf_head import CRFHead, Inference, Objective
 from messagenet.models.message_net import PAPER_RELATIONS
 from messagenet.models.pair_offsets import Neighbours, paired_relations
-from messagenet.models.segmentation_net import SegmentationNet
+from messagenet.models.segmentation_net import Features, SegmentationNet
 
 
 class CRFNet(SegmentationNet):
@@ -33,13 +34,13 @@ class CRFNet(SegmentationNet):
         backbone, classes, backbone_options, void_values: See `SegmentationNet`.
         relations: Which pairs of nodes have a potential.
         separate_features: A backbone of its own for the unary and for every relation.
-        hidden, neighbours, objective, inference, inference_iterations, likelihood_iterations, pairwise_scale: See
-            `CRFHead`.
+        hidden, neighbours, objective, inference, inference_iterations, likelihood_iterations, persistent_messages,
+            pairwise_scale: See `CRFHead`.
     """
 
     options = (
         *("separate_features", "hidden", "neighbours"),
-        *("inference", "inference_iterations", "likelihood_iterations"),
+        *("inference", "inference_iterations", "likelihood_iterations", "persistent_messages"),
     )
     own_objective = True
     adjustable: ClassVar[Mapping[str, tuple[float, ...]]] = {
@@ -62,6 +63,7 @@ class CRFNet(SegmentationNet):
         inference: Inference = "mean_field",
         inference_iterations: int = 3,
         likelihood_iterations: int = 20,
+        persistent_messages: bool = False,
         pairwise_scale: float = 1.0,
         void_values: Sequence[int] = (),
     ) -> None:
@@ -72,6 +74,7 @@ class CRFNet(SegmentationNet):
             "inference": inference,
             "inference_iterations": inference_iterations,
             "likelihood_iterations": likelihood_iterations,
+            "persistent_messages": persistent_messages,
             "pairwise_scale": pairwise_scale,
         }
         kinds = ["unary", *(relation.name for relation in paired_relations(relations))]
@@ -90,6 +93,10 @@ class CRFNet(SegmentationNet):
     def outputs_per_factor(self) -> int:
         """K², of a pairwise potential."""
         return self.classes.num_classes**2
+
+    def own_loss(self, features: Features, truth: Tensor, valid: Tensor | None, names: Sequence[str]) -> Loss:
+        """The head's objective, which may remember images by name."""
+        return self.head.loss(features, truth, valid, names)
 
     def adjust(self, **values: float) -> None:
         """Sets the pairwise scale, and for how long inference goes on."""

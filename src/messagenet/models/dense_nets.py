@@ -198,6 +198,7 @@ class DeepLabCRF(_DenseNet):
         resolution: Resolution = "nodes",
         cell_label: CellLabel = "centre",
         label_smoothing: float = 0.0,
+        names: Sequence[str] = (),
     ) -> Loss:
         """The cross-entropy of the unary network: see `SegmentationNet.loss`."""
         assert isinstance(inputs, Tensor), "its features are not kept"

@@ -192,6 +192,7 @@ class SegmentationNet(nn.Module):
         resolution: Resolution = "nodes",
         cell_label: CellLabel = "centre",
         label_smoothing: float = 0.0,
+        names: Sequence[str] = (),
     ) -> Loss:
         """What training minimises, as a sum and a count.
 
@@ -203,6 +204,7 @@ class SegmentationNet(nn.Module):
             resolution: Where marginals meet the truth; an objective of the head's own is always at the nodes.
             cell_label: How a node's label comes from its cell.
             label_smoothing: Share of the truth spread evenly over all classes, for cross-entropy.
+            names: What the images are called, for objectives that remember them.
         """
         if self.own_objective:
             assert resolution == "nodes", "refused by the configuration"
@@ -210,12 +212,16 @@ class SegmentationNet(nn.Module):
             features, valid = (inputs, valid) if are_features else self._seen(_images(inputs), valid)
             if not are_features:
                 truth = node_labels(truth, map_size(features), self.feature_stride, cell_label)
-            own: Loss = self.head.loss(features, truth, valid)  # type: ignore[operator]
-            return own
+            return self.own_loss(features, truth, valid, names)
         logits = self.head(inputs, valid) if are_features else self(inputs, valid)  # (B, K, h, w)
         if resolution == "nodes" and not are_features:
             truth = node_labels(truth, map_size(logits), self.stride, cell_label)
         return marginal_total(logits, truth, self.stride, resolution, label_smoothing)
+
+    def own_loss(self, features: Features, truth: Tensor, valid: Tensor | None, names: Sequence[str]) -> Loss:
+        """The objective of a head that has one, at the nodes."""
+        own: Loss = self.head.loss(features, truth, valid)  # type: ignore[operator]
+        return own
 
     def trust_features(self) -> None:
         """Leaves out the search for NaN, which waits for the device, in every part that does it."""

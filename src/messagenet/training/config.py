@@ -61,6 +61,8 @@ class ModelConfig:
         inference: How a CRF predicts: "mean_field" or "belief_propagation".
         inference_iterations: Of that, and of an inference machine.
         likelihood_iterations: Of belief propagation in each training step of "crf_likelihood", at most.
+        persistent_messages: Begin it with the messages that the image had when last seen; needs images that stay as
+            they are, and memory for all messages of all of them. A resumed run begins without.
         working_stride: Pixels per cell of a dense CRF: 1, 2 or 4.
         machine_features: What an inference machine sees: "hand_crafted" features on the backbone's nodes, or
             those of the "backbone".
@@ -83,6 +85,7 @@ class ModelConfig:
     inference: Inference = "mean_field"
     inference_iterations: int = 3
     likelihood_iterations: int = 20
+    persistent_messages: bool = False
     working_stride: int = 1
     machine_features: Literal["hand_crafted", "backbone"] = "hand_crafted"
 
@@ -283,6 +286,11 @@ class TrainConfig:
             raise InputError(f"{kind} has an objective at the nodes; set loss.resolution=nodes")
         if network.own_objective and self.loss.label_smoothing:
             raise InputError(f"{kind} has an objective without label smoothing; set loss.label_smoothing=0")
+        if self.model.persistent_messages and self.augment != Augment():
+            raise InputError(
+                "persistent messages are of images that stay as they are; leave out the augmentation, or set "
+                "model.persistent_messages=false"
+            )
         if self.run.cache_features and not network.from_features:
             raise InputError(
                 f"{kind} needs more than one feature map of an image; set run.cache_features=false"

@@ -168,8 +168,8 @@ class Learner:
 
 def _arguments(batch: TrainBatch) -> tuple[Any, ...]:
     if isinstance(batch, FeatureBatch):
-        return batch.features, batch.truth, batch.valid, True
-    return batch.images, batch.masks, batch.valid
+        return batch.features, batch.truth, batch.valid, batch.names, True
+    return batch.images, batch.masks, batch.valid, batch.names
 
 
 def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -25,7 +25,12 @@ class Objective(nn.Module):
         self.config = config
 
     def forward(
-        self, inputs: Features, truth: Tensor, valid: Tensor | None, are_features: bool = False
+        self,
+        inputs: Features,
+        truth: Tensor,
+        valid: Tensor | None,
+        names: tuple[str, ...] = (),
+        are_features: bool = False,
     ) -> Loss:
         """The loss of a batch: see `SegmentationNet.loss`."""
         return self.net.loss(
@@ -36,4 +41,5 @@ class Objective(nn.Module):
             resolution=self.config.resolution,
             cell_label=self.config.cell_label,
             label_smoothing=self.config.label_smoothing,
+            names=names,
         )
