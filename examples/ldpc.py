@@ -17,7 +17,7 @@ from messagenet.inference import BeliefPropagation
 from messagenet.learning.fitting import Fit, minimise
 from messagenet.models.known_messages import table_messages
 
-HALF, FRAMES, ITERATIONS = 24, 60, 5  # as many parity bits as bits of information; frames at once
+HALF, FRAMES = 24, 60  # as many parity bits as bits of information; frames at once
 MIXED = torch.tensor([[i, (5 * i + 3) % HALF, (7 * i + 10) % HALF] for i in range(HALF)])  # by each check
 CHECKS = [[*bits, HALF + i] + [HALF + i - 1] * (i > 0) for i, bits in enumerate(MIXED.tolist())]
 EVEN = {n: torch.cartesian_prod(*[torch.arange(2)] * n).sum(1) % 2 == 0 for n in (4, 5)}
@@ -36,9 +36,9 @@ def receive(decibel: float) -> tuple[Tensor, Tensor]:
 class Corrected(nn.Module):
     """Belief propagation with corrections: a head, and what it learns of the place of each bit in the code."""
 
-    def __init__(self) -> None:
+    def __init__(self, iterations: int) -> None:
         super().__init__()
-        options = {"iterations": ITERATIONS, "tied": False, "initial": "unary", "known": ["unary", "parity"]}
+        options = {"iterations": iterations, "tied": False, "initial": "unary", "known": ["unary", "parity"]}
         self.head = GraphMessagePassing(9, 2, {"parity": None}, hidden=32, **options)
         self.places = nn.Parameter(torch.randn(2 * HALF, 8))
         self.graph = batch_graphs([TypedGraph.build(2 * HALF, {"parity": CHECKS})] * FRAMES)
@@ -59,14 +59,14 @@ class Corrected(nn.Module):
 def main(arguments: list[str] | None = None) -> Tensor:
     """Prints the share of frames that each decoder gets wrong at three noise levels."""
     parser = argparse.ArgumentParser(description=__doc__)
-    for name, default in (("steps", 1500), ("batches", 200), ("seed", 0)):
+    for name, default in (("iterations", 5), ("steps", 1500), ("batches", 200), ("seed", 0)):
         parser.add_argument(f"--{name}", type=int, default=default)
     options = parser.parse_args(arguments)
     torch.manual_seed(options.seed)
-    decoder, wrong = Corrected(), torch.zeros(3, 2)
+    decoder, wrong = Corrected(options.iterations), torch.zeros(3, 2)
     minimise(decoder.parameters(), [decoder.loss], Fit(epochs=options.steps, learning_rate=3e-3))
     graph = FactorGraph.from_scopes([2] * 2 * HALF, [[bit] for bit in range(2 * HALF)] + CHECKS)
-    engine = BeliefPropagation(max_iterations=ITERATIONS, tolerance=None)
+    engine = BeliefPropagation(max_iterations=options.iterations, tolerance=None)
     for row, decibel in enumerate((2, 3, 4)):
         for words, channel in (receive(decibel) for _ in range(options.batches)):
             computed = engine.run(graph, [channel, *TABLES.values()]).log_marginals

@@ -32,7 +32,7 @@ from messagenet.report import write_report
 from messagenet.training import Progress, TrainResult
 from messagenet.training import train as train_run
 from messagenet.training.choose import choose_config
-from messagenet.training.config import KindName
+from messagenet.training.model_config import KindName
 
 Model = str | Path | SegmentationNet | Predictor
 Rest = Literal["void", "background"]

@@ -369,3 +369,43 @@ def test_relation_too_small_for_the_map_warns_and_sends_nothing():
     with pytest.warns(RuntimeWarning, match="in cells"):
         totals = head.trace(torch.randn(1, 4, 3, 4))[0]
     assert (totals["too_small"] == 0).all()
+
+
+@pytest.mark.parametrize("cavity", ["factor", "none"])
+def test_another_budget_is_a_head_trained_for_it(cavity):
+    torch.manual_seed(0)
+    relations = [surrounding(cells=3), above(cells=2), below(cells=2), left(cells=2, form="box")]
+    options = {"hidden": 8, "cavity": cavity, "aggregation": "sum"}
+    short = MessagePassing(4, 3, relations, iterations=2, **options).double()
+    long = MessagePassing(4, 3, relations, iterations=5, **options).double()
+    long.load_state_dict(short.state_dict())
+    features = torch.randn(2, 4, 5, 6, dtype=torch.float64)
+    result = short.run(features, iterations=5)
+    torch.testing.assert_close(result.logits, long(features))
+    assert (result.iterations, result.settled) == (5, None)
+    assert result.note == "trained for 2 iterations, run for 5"
+    assert short.run(features).note == ""
+    torch.testing.assert_close(short.run(features).logits, short(features))
+
+
+def test_passing_on_a_grid_stops_when_beliefs_have_settled():
+    torch.manual_seed(1)
+    head = MessagePassing(4, 3, [four_neighbours()], hidden=8, iterations=2).double()
+    features, valid = torch.randn(3, 4, 5, 6, dtype=torch.float64), torch.ones(3, 5, 6, dtype=torch.bool)
+    valid[1, 3:] = False
+    result = head.run(features, valid, iterations=60, tolerance=1e-6)
+    assert result.settled
+    assert 2 < result.iterations < 60
+    assert len(result.changes) == result.iterations
+    assert result.changes[-1] <= 1e-6 < result.changes[-2]
+    further = head.run(features, valid, iterations=result.iterations + 5)
+    torch.testing.assert_close(
+        torch.softmax(further.logits, 1), torch.softmax(result.logits, 1), atol=1e-5, rtol=0
+    )
+    assert not head.run(features, valid, iterations=2, tolerance=1e-9).settled
+
+
+def test_untied_heads_on_a_grid_run_exactly_as_trained():
+    head = MessagePassing(4, 3, [four_neighbours()], hidden=8, iterations=2, tied=False)
+    with pytest.raises(InputError, match="estimators of their own"):
+        head.run(torch.randn(1, 4, 3, 3), iterations=3)

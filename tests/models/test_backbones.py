@@ -171,6 +171,9 @@ def test_check_refuses_what_is_no_module() -> None:
         ("efficientnet_lite0", {"levels": 5}, "levels"),
         ("efficientnet_lite0", {"output_stride": 8}, "16 or 32"),
         ("efficientnet_lite0", {"frozen_norm": "yes"}, "frozen_norm"),
+        ("efficientnet_lite0", {"node_stride": 4}, "8, 16, 32 or null"),
+        ("efficientnet_lite0", {"filters": -1}, "filters"),
+        ("efficientnet_lite0", {"join": "stack"}, "concat"),
     ],
 )
 def test_bad_requests_are_refused_in_one_line(name: str, options: dict[str, object], message: str) -> None:
@@ -382,6 +385,53 @@ def test_levels_are_averaged_projected_and_summed(levels: list[int], output_stri
             expected = expected + network.fusion[str(number)](F.adaptive_avg_pool2d(level, nodes))
         assert isinstance(expected, Tensor)
         torch.testing.assert_close(network(images), expected.relu())
+
+
+@pytest.mark.parametrize("node_stride", [8, 16, 32])
+@pytest.mark.parametrize("output_stride", [16, 32])
+def test_nodes_have_a_stride_of_their_own(node_stride: int, output_stride: int) -> None:
+    """Each level is averaged or interpolated, cell by cell, to the nodes; cells beyond the image are cut off."""
+    options = {"output_stride": output_stride, "node_stride": node_stride}
+    network = _seeded(EfficientNetLite0(width=8, levels=[3, 7], **options))  # type: ignore[arg-type]
+    images = torch.randn(1, 3, 70, 40, dtype=torch.float64)
+    assert network.stride == node_stride
+    with torch.no_grad():
+        expected: Tensor | float = 0.0
+        for number, level in zip((3, 7), network.level_maps(images), strict=True):
+            projected = network.fusion[str(number)](level)
+            cell = max(node_stride, output_stride)
+            whole = ceil(70 / cell) * cell // node_stride, ceil(40 / cell) * cell // node_stride
+            if projected.shape[-1] >= whole[1]:
+                expected = expected + F.adaptive_avg_pool2d(projected, whole)
+            else:
+                expected = expected + F.interpolate(projected, size=whole, mode="bilinear")
+        assert isinstance(expected, Tensor)
+        nodes = expected.relu()[..., : ceil(70 / node_stride), : ceil(40 / node_stride)]
+        torch.testing.assert_close(network(images), nodes)
+
+
+def test_levels_side_by_side_are_the_levels_themselves() -> None:
+    network = _seeded(EfficientNetLite0(levels=[3, 5], join="concat", output_stride=32))
+    assert network.channels == 40 + 112
+    images = torch.randn(1, 3, 64, 64, dtype=torch.float64)
+    with torch.no_grad():
+        fine, coarse = network.level_maps(images)
+        features = network(images)
+    torch.testing.assert_close(features[:, :40], F.avg_pool2d(fine, 4))
+    torch.testing.assert_close(features[:, 40:], F.avg_pool2d(coarse, 2))
+    assert not [name for name, _ in network.named_parameters() if name.startswith("fusion")]
+
+
+def test_filters_add_to_what_they_see() -> None:
+    network = _seeded(EfficientNetLite0(width=8, levels=[3], filters=2))
+    images = torch.randn(1, 3, 64, 64, dtype=torch.float64)
+    with torch.no_grad():
+        for block in network.filters:
+            block.project.norm.weight.zero_()  # type: ignore[union-attr,operator]
+            block.project.norm.bias.zero_()  # type: ignore[union-attr,operator]
+            block.project.norm.running_mean.zero_()  # type: ignore[union-attr,operator]
+        (level,) = network.level_maps(images)
+        torch.testing.assert_close(network(images), network.fusion["3"](F.avg_pool2d(level, 2)).relu())
 
 
 def test_frozen_norms_keep_their_statistics_in_training() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from messagenet.errors import InputError, nearest
 from messagenet.models import KINDS
@@ -19,13 +18,11 @@ class Row:
         name: What tables and folders call it.
         settings: What it changes, such as "model.kind=unary".
         label: What it is, in words.
-        trainer: "gradient", or one of the inference machine's own ways (`messagenet.training.machines`).
     """
 
     name: str
     settings: tuple[str, ...]
     label: str = ""
-    trainer: Literal["gradient", "forward", "dagger"] = "gradient"
 
     def config(self, shared: TrainConfig, seed: int) -> TrainConfig:
         """Its configuration for one seed."""
@@ -54,15 +51,13 @@ ROWS: dict[str, Row] = {
         _kind("inference_machine", "inference machine, back-propagation"),
         Row(
             "machine_forward",
-            ("model.kind=inference_machine", "model.tied=false"),
+            ("model.kind=inference_machine", "model.tied=false", "run.method=forward"),
             "inference machine, forward training",
-            "forward",
         ),
         Row(
             "machine_dagger",
-            ("model.kind=inference_machine", "model.tied=true"),
+            ("model.kind=inference_machine", "model.tied=true", "run.method=dagger"),
             "inference machine, DAgger",
-            "dagger",
         ),
         _kind("ensemble", "control: ensemble of unaries"),
         _kind("convolution", "control: 3×3 convolution"),

@@ -34,13 +34,11 @@ from messagenet.training import (
     DataSets,
     Progress,
     TrainConfig,
-    TrainResult,
     apply_overrides,
     config_files,
     train,
 )
 from messagenet.training.build import open_sets
-from messagenet.training.machines import train_machine
 from messagenet.training.tune import tune
 
 HELD_OUT = 20
@@ -97,7 +95,8 @@ def compare(
     if not seeds or len(set(seeds)) < len(seeds):
         raise InputError(f"seeds are {list(seeds)}; give one or more, each once")
     shared = _fair(found, config)
-    configs = {(row.name, seed): row.config(shared, seed) for row in found for seed in seeds}
+    kept = out / "features" if config.run.cache_features else None
+    configs = {(row.name, seed): _row_config(row, shared, seed, kept) for row in found for seed in seeds}
     sets = data or open_sets(config.data)
     _check_same(out / "config.yaml", shared)
     parts = _parts(sets, held_out)
@@ -141,6 +140,14 @@ def _fair(rows: Sequence[Row], config: TrainConfig) -> TrainConfig:
     return _plain(shared) if own else shared
 
 
+def _row_config(row: Row, shared: TrainConfig, seed: int, features: Path | None) -> TrainConfig:
+    """The configuration of a row; a frozen backbone's features are cached for all rows that can use them."""
+    config = row.config(shared, seed)
+    if features is None or not KINDS[config.model.kind].network.from_features:
+        return config
+    return apply_overrides(config, ["run.cache_features=true", f"run.cache_folder={features}"])
+
+
 def _plain(config: TrainConfig) -> TrainConfig:
     return apply_overrides(config, ["loss.resolution=nodes", "loss.label_smoothing=0"])
 
@@ -154,20 +161,6 @@ def _check_same(path: Path, shared: TrainConfig) -> None:
     write_atomically(path, config_files.config_text(shared).encode())
 
 
-def _trained(
-    row: Row,
-    config: TrainConfig,
-    folder: Path,
-    sets: DataSets,
-    held_out: SegmentationData,
-    progress: Progress | None,
-) -> TrainResult:
-    """A row after its training; the model is in `folder`/last."""
-    if row.trainer == "gradient":
-        return train(config, folder, resume=True, progress=progress, data=sets)
-    return train_machine(config, folder, row.trainer, sets.train, held_out)
-
-
 def _outcome(
     row: Row,
     seed: int,
@@ -179,7 +172,7 @@ def _outcome(
 ) -> Outcome:
     """Trains, tunes, scores and measures one row with one seed."""
     sets, held_out = parts
-    result = _trained(row, config, folder / "run", sets, held_out, progress)
+    result = train(config, folder / "run", resume=True, progress=progress, data=sets)
     if result.interrupted:
         raise KeyboardInterrupt
     device = "cuda" if torch.cuda.is_available() else "cpu"

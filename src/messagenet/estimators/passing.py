@@ -34,6 +34,7 @@ from messagenet.estimators.edge_messages import Cavity, Output, cavity_sum, edge
 from messagenet.estimators.estimator import MessageEstimator
 from messagenet.estimators.field import Field, fields
 from messagenet.estimators.rules import Aggregation, CavityMode, Dependent, Initial, Rules
+from messagenet.estimators.settling import Passed, budget, follow, passed
 from messagenet.graph import GridGraph, Offset, Relation
 
 
@@ -180,16 +181,53 @@ class MessagePassing(nn.Module):
             for step in range(self.rules.iterations)
         ]
 
+    @torch.no_grad()
+    def run(
+        self,
+        features: Tensor | Mapping[str, Tensor],
+        valid: Tensor | None = None,
+        *,
+        iterations: int | None = None,
+        tolerance: float | None = None,
+    ) -> Passed:
+        """Prediction with another budget than the one trained for, or until the beliefs have settled.
+
+        Args:
+            features: As for `forward`.
+            valid: As for `forward`.
+            iterations: At most so many; by default as many as the head was trained for.
+            tolerance: Stop when no probability changes by more than this from one iteration to the next; images of
+                one size go on together.
+        """
+        most = budget(self.rules.iterations, self.rules.tied, iterations, tolerance)
+        by_type = self.features_by_type(features, valid)
+        parts, courses = [], []
+        for numbers, field in fields(by_type, valid, self.relations):
+            states = self.iterate(field, most, open_end=tolerance is not None)
+            course = follow(states, _marginals, _marginals(self.initial_beliefs(field)), tolerance)
+            parts.append((numbers, field.heard(course.state.logits)))
+            courses.append(course)
+        return passed(_assembled(parts, by_type["unary"]), courses, self.rules.iterations)
+
     def _last(self, field: Field) -> Beliefs:
         """The beliefs after the last iteration."""
         *_, beliefs = self.iterate(field)
         return beliefs
 
-    def iterate(self, field: Field) -> Iterator[Beliefs]:
-        """The beliefs after each of the T iterations."""
+    def iterate(
+        self, field: Field, iterations: int | None = None, *, open_end: bool = False
+    ) -> Iterator[Beliefs]:
+        """The beliefs after each iteration, T of them unless told otherwise.
+
+        Args:
+            field: The map and its features.
+            iterations: How many, for tied estimators.
+            open_end: Keep single messages in the last iteration too, so that passing can go on from there.
+        """
+        count = self.rules.iterations if iterations is None else iterations
         beliefs = self.initial_beliefs(field)
-        for step in range(self.rules.iterations):
-            beliefs = self._pass(field, step, beliefs)
+        for step in range(count):
+            beliefs = self._pass(field, step, beliefs, keep=open_end or step + 1 < count)
             yield beliefs
 
     def initial_beliefs(self, field: Field) -> Beliefs:
@@ -204,11 +242,10 @@ class MessagePassing(nn.Module):
         stage: Mapping[str, MessageEstimator] = self.estimators[0 if self.rules.tied else step]  # type: ignore[assignment]
         return stage
 
-    def _pass(self, field: Field, step: int, previous: Beliefs) -> Beliefs:
-        """One synchronous iteration: every factor sends, then every node sums."""
+    def _pass(self, field: Field, step: int, previous: Beliefs, *, keep: bool) -> Beliefs:
+        """One synchronous iteration: every factor sends, then every node sums; `keep` keeps single messages."""
         stage = self.stage(step)
         logits = previous.logits
-        last = step + 1 == self.rules.iterations
         totals, messages = {"unary": stage["unary"](field.features["unary"])}, {}
         for index, relation in enumerate(self.relations):
             estimator, offsets = stage[relation.name], field.graph.offsets[index]
@@ -230,7 +267,7 @@ class MessagePassing(nn.Module):
                 sender = sender + estimator.dependent(torch.log_softmax(logits, -1))
             sender = field.silenced(sender)
             scale = self.scale(field, offsets)
-            if not last and mirror is not None and self.rules.cavity == "factor":
+            if keep and mirror is not None and self.rules.cavity == "factor":
                 sent = self._messages(field, receiver, sender, estimator, scale, offsets, cavity)
                 messages[relation.name] = sent
                 totals[relation.name] = sent.sum(1)
@@ -307,6 +344,10 @@ class MessagePassing(nn.Module):
         if self.check_finite and not torch.compiler.is_compiling():
             check_finite(features.values(), valid)
         return {name: features[name] for name in self.factor_types}
+
+
+def _marginals(beliefs: Beliefs) -> Tensor:
+    return torch.softmax(beliefs.logits, -1)
 
 
 def _assembled(parts: list[tuple[Tensor | None, Tensor]], like: Tensor) -> Tensor:

@@ -58,7 +58,7 @@ class _PixelCrossEntropy(torch.autograd.Function):
         return total
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, None, None, None]:
         (gradient,) = ctx.saved_tensors
         return (None if gradient is None else gradient * upstream), None, None, None

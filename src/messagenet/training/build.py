@@ -18,7 +18,8 @@ from messagenet.errors import InputError
 from messagenet.models import KINDS, InferenceMachineNet, SegmentationNet
 from messagenet.models.backbones import build_backbone, load_pretrained
 from messagenet.models.saving import WEIGHTS, read_config
-from messagenet.training.config import DataConfig, ModelConfig
+from messagenet.training.config import DataConfig
+from messagenet.training.model_config import ModelConfig
 from messagenet.training.relations import parse_relation, relation_text
 
 

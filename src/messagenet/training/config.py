@@ -7,100 +7,14 @@ defaults that `presets/default.yaml` lists.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from messagenet.data import Augment
 from messagenet.errors import InputError
-from messagenet.estimators.rules import Aggregation, CavityMode, Dependent, Initial
 from messagenet.learning import CellLabel, Resolution
 from messagenet.models import KINDS
-from messagenet.models.crf_head import Inference
-from messagenet.models.dense_nets import WORKING_STRIDES
-from messagenet.models.pair_offsets import Neighbours
-from messagenet.training.relations import parse_relation
-
-KindName = Literal[
-    "message",
-    "unary",
-    "context_crf",
-    "crf_pseudo",
-    "crf_likelihood",
-    "deeplab_crf",
-    "crf_rnn",
-    "inference_machine",
-    "ensemble",
-    "convolution",
-    "dilated",
-    "fcn8s",
-]
-
-
-@dataclass(frozen=True)
-class ModelConfig:
-    """The network: a backbone and a head, which passes messages unless another kind is chosen.
-
-    Attributes:
-        kind: "message", or "unary" for the same network without relations; or one to compare with: "context_crf"
-            (potentials, trained piecewise), "crf_pseudo", "crf_likelihood" (the same, trained otherwise),
-            "deeplab_crf", "crf_rnn" (dense CRF), "inference_machine", "ensemble", "convolution", "dilated"
-            (as many parameters, no messages), "fcn8s".
-        backbone: The feature network: vgg16, efficientnet_lite0 or tiny.
-        backbone_options: Settings of that backbone, such as {width: 128}.
-        pretrained: Where the backbone's first weights come from: null for random ones, a file, "package"
-            (efficientnet_lite0), "torch.hub" (vgg16), or the folder of a model trained with this backbone.
-        relations: Who sends messages: shape:size:form, such as surrounding:0.4, above:13cells, below:0.4:box.
-        hidden: Hidden units of every message estimator.
-        iterations: Message-passing iterations, T.
-        tied: One set of estimators for all iterations, or one for each.
-        cavity: "factor" leaves a factor's own message out of what it is told; "none" does not.
-        initial: Messages before the first iteration: "zero", or those of the "unary" factors.
-        aggregation: Scale of a message: "fixed", "sum", "mean" or "sqrt".
-        dependent: How a box factor joins its senders' messages: "sum" or "mean".
-        separate_features: A backbone of its own for every factor type, as in the paper.
-        neighbours: Pairs with a potential in a CRF: a "lattice" of 24 neighbours in each range box, or "all".
-        inference: How a CRF predicts: "mean_field" or "belief_propagation".
-        inference_iterations: Of that, and of an inference machine.
-        likelihood_iterations: Of belief propagation in each training step of "crf_likelihood", at most.
-        persistent_messages: Begin it with the messages that the image had when last seen; needs images that stay as
-            they are, and memory for all messages of all of them. A resumed run begins without.
-        working_stride: Pixels per cell of a dense CRF: 1, 2 or 4.
-        machine_features: What an inference machine sees: "hand_crafted" features on the backbone's nodes, or
-            those of the "backbone".
-    """
-
-    kind: KindName = "message"
-    backbone: str = "efficientnet_lite0"
-    backbone_options: dict[str, Any] = field(default_factory=dict)
-    pretrained: str | None = None
-    relations: tuple[str | dict[str, Any], ...] = ("surrounding:0.4", "above:0.4", "below:0.4")
-    hidden: int = 256
-    iterations: int = 1
-    tied: bool = True
-    cavity: CavityMode = "factor"
-    initial: Initial = "zero"
-    aggregation: Aggregation = "fixed"
-    dependent: Dependent = "sum"
-    separate_features: bool = False
-    neighbours: Neighbours = "lattice"
-    inference: Inference = "mean_field"
-    inference_iterations: int = 3
-    likelihood_iterations: int = 20
-    persistent_messages: bool = False
-    working_stride: int = 1
-    machine_features: Literal["hand_crafted", "backbone"] = "hand_crafted"
-
-    def __post_init__(self) -> None:
-        for relation in self.relations:
-            parse_relation(relation)
-        at_least(
-            1,
-            hidden=self.hidden,
-            iterations=self.iterations,
-            inference_iterations=self.inference_iterations,
-            likelihood_iterations=self.likelihood_iterations,
-        )
-        if self.working_stride not in WORKING_STRIDES:
-            raise InputError(f"working_stride is {self.working_stride}; choose 1, 2 or 4 pixels")
+from messagenet.training.bounds import at_least, between
+from messagenet.training.model_config import ModelConfig
 
 
 @dataclass(frozen=True)
@@ -198,6 +112,8 @@ class RunConfig:
     """How long, on what, and what is written down.
 
     Attributes:
+        method: "gradient"; or, for an inference machine, "forward" (predictors fitted one after another, untied) or
+            "dagger" (one predictor fitted to what its own predictions lead to).
         epochs: How often to go through the training images.
         steps: How many optimiser steps to take instead; null to count by epochs. Setting epochs resets it.
         batch_size: Images at a time in every process.
@@ -219,6 +135,7 @@ class RunConfig:
 
     replaces: ClassVar[dict[str, str]] = {"epochs": "steps"}
 
+    method: Literal["gradient", "forward", "dagger"] = "gradient"
     epochs: int = 30
     steps: int | None = None
     batch_size: int = 8
@@ -286,6 +203,13 @@ class TrainConfig:
             raise InputError(f"{kind} has an objective at the nodes; set loss.resolution=nodes")
         if network.own_objective and self.loss.label_smoothing:
             raise InputError(f"{kind} has an objective without label smoothing; set loss.label_smoothing=0")
+        if self.run.method != "gradient":
+            tied = self.run.method == "dagger"
+            if kind != "inference_machine" or self.model.tied != tied:
+                raise InputError(
+                    f"{self.run.method} training is for an inference machine; set model.kind=inference_machine and "
+                    f"model.tied={str(tied).lower()}"
+                )
         if self.model.persistent_messages and self.augment != Augment():
             raise InputError(
                 "persistent messages are of images that stay as they are; leave out the augmentation, or set "
@@ -295,17 +219,3 @@ class TrainConfig:
             raise InputError(
                 f"{kind} needs more than one feature map of an image; set run.cache_features=false"
             )
-
-
-def at_least(least: int, **settings: float) -> None:
-    """Refuses settings below a bound, by name."""
-    for name, value in settings.items():
-        if value < least:
-            raise InputError(f"{name} is {value}; give at least {least}")
-
-
-def between(low: float, high: float, **settings: float) -> None:
-    """Refuses settings outside low ≤ value < high, by name."""
-    for name, value in settings.items():
-        if not low <= value < high:
-            raise InputError(f"{name} is {value}; give a number from {low} to below {high}")

@@ -33,6 +33,7 @@ from messagenet.training.entries import collate_entries
 from messagenet.training.interrupt import Interrupt
 from messagenet.training.learner import Learner, StepLoss, TrainBatch
 from messagenet.training.log import RunLog
+from messagenet.training.machines import fit_machine
 from messagenet.training.meter import Fetch, Meter
 from messagenet.training.processes import start_processes
 from messagenet.training.progress import Progress, RunInfo, Silent, TrainResult
@@ -62,14 +63,10 @@ def train(
     """
     layout = Layout(Path(out))
     check_folder(layout.folder, resume)
-    return _Run(
-        config,
-        layout,
-        start_processes(config.run.precision),
-        data or open_sets(config.data),
-        progress or Silent(),
-        resume,
-    ).go()
+    accelerator, sets = start_processes(config.run.precision), data or open_sets(config.data)
+    if config.run.method != "gradient":
+        return fit_machine(config, layout, accelerator, sets, progress or Silent())
+    return _Run(config, layout, accelerator, sets, progress or Silent(), resume).go()
 
 
 class _Run:

@@ -1,8 +1,7 @@
-"""What changes while messages are passed, and what is left when it is done."""
+"""What changes while messages are passed."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from torch import Tensor
@@ -26,22 +25,3 @@ class GraphBeliefs(NamedTuple):
         for total in rest:
             first = first + total
         return first
-
-
-@dataclass(frozen=True, eq=False)
-class Passed:
-    """What came of passing messages.
-
-    Attributes:
-        logits: Of the marginals, (variables, K); −∞ at classes that a variable does not have.
-        iterations: How many were run.
-        settled: Whether the beliefs changed by no more than the tolerance at the end; None without a tolerance.
-        changes: The largest change of a probability in each iteration, if there is a tolerance.
-        note: What to bear in mind when reading the result; empty if nothing.
-    """
-
-    logits: Tensor
-    iterations: int
-    settled: bool | None
-    changes: tuple[float, ...]
-    note: str

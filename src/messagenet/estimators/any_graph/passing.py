@@ -30,7 +30,7 @@ import torch
 from torch import Tensor, nn
 
 from messagenet.errors import InputError
-from messagenet.estimators.any_graph.beliefs import GraphBeliefs, Passed
+from messagenet.estimators.any_graph.beliefs import GraphBeliefs
 from messagenet.estimators.any_graph.checks import (
     check_factor_features,
     check_features,
@@ -42,6 +42,7 @@ from messagenet.estimators.any_graph.field import GraphField, Known
 from messagenet.estimators.any_graph.sending import Stage, send
 from messagenet.estimators.any_graph.settings import ONLY_TYPE, FactorType, GraphDependent, GraphRules
 from messagenet.estimators.rules import Aggregation, CavityMode, Initial
+from messagenet.estimators.settling import Passed, budget, follow, passed
 from messagenet.graph.typed import TypedGraph
 
 
@@ -202,32 +203,15 @@ class GraphMessagePassing(nn.Module):
             tolerance: Stop when no probability changes by more than this from one iteration to the next.
         """
         rules = self.rules
-        most = rules.iterations if iterations is None else iterations
-        if type(most) is not int or most < 1:
-            raise InputError(f"iterations is {most!r}; give a whole number, at least 1")
-        if not rules.tied and (most != rules.iterations or tolerance is not None):
-            raise InputError(
-                f"this head has estimators of their own for each of {rules.iterations} iterations; run exactly "
-                "these without a tolerance, or train it with tied=True"
-            )
+        most = budget(rules.iterations, rules.tied, iterations, tolerance)
         field = self.field(features, graph, factor_features, known)
-        before = field.normalised(self.initial_beliefs(field).logits)
-        changes: list[float] = []
-        used, settled = 0, None if tolerance is None else False
-        for beliefs in self.iterate(field, most, open_end=tolerance is not None):
-            used += 1
-            if tolerance is None:
-                continue
-            after = field.normalised(beliefs.logits)
-            moved = (after.exp() - before.exp()).abs()
-            changes.append(float(moved.amax()) if moved.numel() else 0.0)
-            before = after
-            if settled := changes[-1] <= tolerance:
-                break
-        note = (
-            "" if used == rules.iterations else f"trained for {rules.iterations} iterations, run for {used}"
-        )
-        return Passed(field.masked(beliefs.logits), used, settled, tuple(changes), note)
+
+        def marginals(beliefs: GraphBeliefs) -> Tensor:
+            return field.normalised(beliefs.logits).exp()
+
+        states = self.iterate(field, most, open_end=tolerance is not None)
+        course = follow(states, marginals, marginals(self.initial_beliefs(field)), tolerance)
+        return passed(field.masked(course.state.logits), [course], rules.iterations)
 
     def iterate(
         self, field: GraphField, iterations: int | None = None, *, open_end: bool = False

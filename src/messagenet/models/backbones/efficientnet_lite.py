@@ -17,7 +17,8 @@ each brought to `width` channels by a 1×1 convolution and a batch norm and to t
 bilinear interpolation, and are summed: f = ReLU(Σ_l BN(W_l f_l)). A sum of projections is one linear map of all
 levels side by side, so concatenating would add channels but no information; the norms make the levels equally
 loud at the start. Unless `filters` are asked for, no kernel wider than 1×1 is added: context beyond the trunk's
-is left for the messages to bring.
+is left for the messages to bring. With `join="concat"` the levels stay side by side as they are: nothing is random
+then, so that a backbone that is never trained loses nothing.
 
 **Fine nodes.** `node_stride=8` puts a node on every 8×8 pixels, whatever the stride of the trunk. The trunk at its
 own stride of 32 then costs half of the dilated one, and what stage 7 knows about a place four nodes wide is
@@ -97,9 +98,10 @@ class EfficientNetLite0(nn.Module):
     """EfficientNet-Lite0 without its classifier, its levels fused into one map.
 
     Args:
-        width: Channels of the result.
+        width: Channels of the result; with join="concat" it has those of all levels.
         levels: Numbers of the stages to fuse, from 1 to 7. Stages after the last of them are not built.
         output_stride: Of the trunk: 16, with dilation, or the classifier's 32.
+        join: "sum" of learned projections, or "concat" of the levels themselves.
         node_stride: Pixels per node: 8, 16 or 32; null for the trunk's.
         filters: So many separable 5×5 filters after the levels are joined.
         frozen_norm: Keep the trunk's batch norms at their stored statistics in training too: for fine-tuning
@@ -120,6 +122,7 @@ class EfficientNetLite0(nn.Module):
         width: int = 256,
         levels: Sequence[int] = (3, 5, 7),
         output_stride: int = 16,
+        join: str = "sum",
         node_stride: int | None = None,
         filters: int = 0,
         frozen_norm: bool = False,
@@ -130,6 +133,8 @@ class EfficientNetLite0(nn.Module):
             raise InputError(f"output_stride must be 16 or 32, not {output_stride!r}")
         if node_stride not in (None, 8, 16, 32):
             raise InputError(f"node_stride must be 8, 16, 32 or null, not {node_stride!r}")
+        if join not in ("sum", "concat"):
+            raise InputError(f'join must be "sum" or "concat", not {join!r}')
         if type(filters) is not int or filters < 0:
             raise InputError(f"filters must be a whole number from 0, not {filters!r}")
         if not isinstance(frozen_norm, bool):
@@ -137,9 +142,12 @@ class EfficientNetLite0(nn.Module):
         self.levels = _checked_levels(levels)
         if type(frozen_stages) is not int or not 0 <= frozen_stages <= self.levels[-1]:
             raise InputError(f"frozen_stages must be from 0 to {self.levels[-1]}, not {frozen_stages!r}")
-        self.channels = positive_integer("width", width)
+        level_channels = {str(number): _STAGES[number - 1].channels for number in self.levels}
+        width = positive_integer("width", width) if join == "sum" else sum(level_channels.values())
+        self.channels = width
         self.stride = node_stride or output_stride
         self.whole = max(self.stride, output_stride)
+        self.join = join
         self.frozen_norm = frozen_norm
 
         mean, std = torch.tensor(IMAGENET_MEAN), torch.tensor(IMAGENET_STD)
@@ -148,7 +156,10 @@ class EfficientNetLite0(nn.Module):
         self.stem = ConvolutionNorm(3, _STEM_CHANNELS, kernel=3, stride=2)
         self.blocks = _trunk(_STAGES[: self.levels[-1]], output_stride)
         self.fusion = nn.ModuleDict(
-            {str(number): ConvolutionNorm(_STAGES[number - 1].channels, width) for number in self.levels}
+            {
+                name: ConvolutionNorm(channels, width) if join == "sum" else nn.Identity()
+                for name, channels in level_channels.items()
+            }
         )
         self.filters = nn.Sequential(
             *(InvertedResidual(width, width, kernel=5, residual=True) for _ in range(filters))
@@ -161,14 +172,12 @@ class EfficientNetLite0(nn.Module):
         """Maps images (B, 3, H, W) to features (B, width, ⌈H/stride⌉, ⌈W/stride⌉)."""
         height, width = images.shape[-2:]
         whole_rows = -(-height // self.whole) * self.whole // self.stride
-        joined = reduce(
-            torch.add,
-            (
-                _resampled(level, projection, whole_rows)
-                for projection, level in zip(self.fusion.values(), self.level_maps(images), strict=True)
-            ),
-        )
-        features: Tensor = self.filters(F.relu(joined))
+        levels = [
+            _resampled(level, projection, whole_rows)
+            for projection, level in zip(self.fusion.values(), self.level_maps(images), strict=True)
+        ]
+        joined = F.relu(reduce(torch.add, levels)) if self.join == "sum" else torch.cat(levels, 1)
+        features: Tensor = self.filters(joined)
         return features[..., : -(-height // self.stride), : -(-width // self.stride)]
 
     def level_maps(self, images: Tensor) -> list[Tensor]:

@@ -1,0 +1,87 @@
+"""A study: the rows of a comparison, what they share, and the seeds, in one YAML file.
+
+    preset: fast                                what all rows start from
+    settings: [run.freeze_backbone=true]        and what they all change
+    seeds: [0, 1, 2]
+    held_out: 100                               training images to tune on
+    rows:
+      unary: [model.kind=unary]                 a row's own settings
+      messages, T = 2: [model.iterations=2]
+
+The file says everything but where the data are, so that anyone can regenerate a published table.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from messagenet.comparison.rows import Row
+from messagenet.errors import InputError, nearest
+
+KEYS = ("preset", "settings", "seeds", "held_out", "rows")
+
+
+@dataclass(frozen=True)
+class Study:
+    """What a study file says.
+
+    Attributes:
+        preset: What all rows start from.
+        settings: What they all change.
+        seeds: Of the trainings.
+        held_out: Training images to tune on.
+        rows: The systems.
+    """
+
+    preset: str
+    settings: tuple[str, ...]
+    seeds: tuple[int, ...]
+    held_out: int
+    rows: tuple[Row, ...]
+
+
+def read_study(path: str | Path) -> Study:
+    """Reads a study, refusing what it does not know."""
+    path = Path(path)
+    if not path.is_file():
+        raise InputError(f"there is no study {path}: check the path")
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} is not YAML: {str(error).splitlines()[0]}") from error
+    if not isinstance(content, dict) or not isinstance(content.get("rows"), dict):
+        raise InputError(f"{path} has no rows; give them as in `rows: {{unary: [model.kind=unary]}}`")
+    for key in content:
+        if key not in KEYS:
+            raise InputError(f"{path}: there is no {key!r} in a study; {nearest(str(key), KEYS)}")
+    rows = [
+        Row(folder_name(str(label)), _texts(path, f"rows.{label}", settings), str(label))
+        for label, settings in content["rows"].items()
+    ]
+    seeds, held_out = content.get("seeds", [0, 1, 2]), content.get("held_out", 20)
+    if not isinstance(seeds, list) or not all(type(seed) is int for seed in seeds):
+        raise InputError(f"{path}: seeds are {seeds!r}; give a list of whole numbers")
+    if type(held_out) is not int:
+        raise InputError(f"{path}: held_out is {held_out!r}; give a whole number")
+    settings = _texts(path, "settings", content.get("settings", []))
+    return Study(str(content.get("preset", "fast")), settings, tuple(seeds), held_out, tuple(rows))
+
+
+def folder_name(label: str) -> str:
+    """A label as a name for files.
+
+    >>> folder_name("messages, T = 2")
+    'messages-t-2'
+    """
+    return re.sub(r"[^a-z0-9]+", "-", label.lower()).strip("-")
+
+
+def _texts(path: Path, key: str, value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list) or not all(isinstance(entry, str) for entry in value):
+        raise InputError(f"{path}: {key} is {value!r}; give a list such as [model.kind=unary]")
+    return tuple(value)
