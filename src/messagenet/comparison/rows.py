@@ -44,6 +44,15 @@ ROWS: dict[str, Row] = {
         _kind("unary", "unary only"),
         _kind("fcn8s", "FCN-8s"),
         _kind("deeplab_crf", "DeepLab-CRF"),
+        Row(
+            "deeplab_mcl",
+            (
+                "model.kind=deeplab_crf",
+                "model.backbone=vgg16",
+                "model.backbone_options={scales: [1.0, 0.75, 0.5], fc6_channels: 1024, fc6_kernel: 7}",
+            ),
+            "DeepLab-MCL: VGG-16 at three scales, large field of view",
+        ),
         _kind("crf_rnn", "CRF-RNN"),
         _kind("context_crf", "CRF, piecewise (ContextDCRF)"),
         _kind("crf_pseudo", "CRF, pseudo-likelihood"),

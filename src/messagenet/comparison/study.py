@@ -31,18 +31,18 @@ class Study:
     """What a study file says.
 
     Attributes:
-        preset: What all rows start from.
+        rows: The systems.
+        preset: What all of them start from; None to choose by the data.
         settings: What they all change.
         seeds: Of the trainings.
         held_out: Training images to tune on.
-        rows: The systems.
     """
 
-    preset: str
-    settings: tuple[str, ...]
-    seeds: tuple[int, ...]
-    held_out: int
     rows: tuple[Row, ...]
+    preset: str | None = None
+    settings: tuple[str, ...] = ()
+    seeds: tuple[int, ...] = (0, 1, 2)
+    held_out: int = 20
 
 
 def read_study(path: str | Path) -> Study:
@@ -63,13 +63,13 @@ def read_study(path: str | Path) -> Study:
         Row(folder_name(str(label)), _texts(path, f"rows.{label}", settings), str(label))
         for label, settings in content["rows"].items()
     ]
-    seeds, held_out = content.get("seeds", [0, 1, 2]), content.get("held_out", 20)
+    seeds, held_out = content.get("seeds", list(Study.seeds)), content.get("held_out", Study.held_out)
     if not isinstance(seeds, list) or not all(type(seed) is int for seed in seeds):
         raise InputError(f"{path}: seeds are {seeds!r}; give a list of whole numbers")
     if type(held_out) is not int:
         raise InputError(f"{path}: held_out is {held_out!r}; give a whole number")
     settings = _texts(path, "settings", content.get("settings", []))
-    return Study(str(content.get("preset", "fast")), settings, tuple(seeds), held_out, tuple(rows))
+    return Study(tuple(rows), content.get("preset"), settings, tuple(seeds), held_out)
 
 
 def folder_name(label: str) -> str:
