@@ -3,15 +3,17 @@ PYTHON ?= python3
 BIN := .venv/bin
 # Idle OpenMP threads sleep instead of spinning: on few cores spinning slows everything else down.
 export OMP_WAIT_POLICY := PASSIVE
+AS_ROOT := $(if $(filter-out 0,$(shell id -u)),sudo)
 
-.PHONY: help demo test lint types format bench clean
+.PHONY: help demo test lint types format bench pictures chromium clean
 
 help:
-	@echo "make demo    train a unary and a message model on synthetic scenes, compare them, draw a picture sheet"
-	@echo "make test    every check: ruff, mypy, pytest with doctests"
-	@echo "make bench   the benchmarks (several minutes; keep the machine idle)"
-	@echo "make format  ruff format and safe fixes"
-	@echo "make clean   remove the environment and caches"
+	@echo "make demo     train a unary and a message model on synthetic scenes, compare them, draw a picture sheet"
+	@echo "make test     every check: ruff, mypy, pytest with doctests"
+	@echo "make bench    the benchmarks (several minutes; keep the machine idle)"
+	@echo "make pictures the screenshots of docs/explorer.md, with the models of make demo"
+	@echo "make format   ruff format and safe fixes"
+	@echo "make clean    remove the environment and caches"
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -21,7 +23,7 @@ help:
 demo: .venv/installed
 	$(BIN)/messagenet demo --out demo
 
-test: lint types
+test: lint types chromium
 	$(BIN)/python -m pytest
 
 lint: .venv/installed
@@ -37,6 +39,16 @@ format: .venv/installed
 
 bench: .venv/installed
 	for name in aggregate head_cost context_gain; do echo "== $$name"; $(BIN)/python benchmarks/$$name.py || exit 1; done
+
+pictures: .venv/installed chromium
+	test -d demo/messages/best || $(MAKE) demo
+	EXPLORER_PICTURES=demo $(BIN)/python -m pytest tests/serving/page/test_looks.py
+
+# The page is tested in Debian's chromium; where it cannot be installed, those tests are skipped.
+chromium:
+	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null \
+	|| { $(AS_ROOT) apt-get update -qq && $(AS_ROOT) apt-get install -y -qq chromium; } \
+	|| echo "chromium could not be installed: the tests of the explorer's page will be skipped"
 
 clean:
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build src/*.egg-info

@@ -20,7 +20,7 @@ LAYERS = [
     {"evaluation"},
     {"report"},
     {"prediction"},
-    {"training"},
+    {"training", "serving"},
     {"comparison"},
     {"demo", "verbs"},
     {"cli"},

@@ -274,16 +274,23 @@ def compare(
         str,
         typer.Option(help="Comma-separated systems, e.g. `unary,message,context_crf`; `all` for every one."),
     ] = "unary,convolution,context_crf,message",
+    study: Annotated[
+        Path | None,
+        typer.Option(help="YAML file of rows, shared settings and seeds, such as `recipes/study.yaml`."),
+    ] = None,
     data: Annotated[str | None, typer.Option("--data", "-d", help=DATA_HELP)] = None,
     preset: Annotated[str | None, typer.Option(help="Settings that all rows share.")] = None,
     config: Annotated[Path | None, typer.Option(help="YAML file of settings that all rows share.")] = None,
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="Change a setting of all rows: `a.b=value`; repeatable.")
     ] = None,
-    seeds: Annotated[str, typer.Option(help="Comma-separated seeds of the trainings.")] = "0,1,2",
+    seeds: Annotated[
+        str | None, typer.Option(help="Comma-separated seeds of the trainings; `0,1,2` by default.")
+    ] = None,
     held_out: Annotated[
-        int, typer.Option(help="Training images kept from all rows, to tune on what training does not learn.")
-    ] = 20,
+        int | None,
+        typer.Option(help="Training images kept from all rows, to tune what training does not learn; 20."),
+    ] = None,
     epochs: Annotated[int | None, typer.Option(help="How often to go through the training images.")] = None,
 ) -> None:
     """Train and score systems side by side, with equal budgets and seeds, and write one table.
@@ -293,17 +300,28 @@ def compare(
     """
     from messagenet.comparison import ROWS, markdown
     from messagenet.comparison import compare as compare_systems
+    from messagenet.comparison.rows import find_rows
+    from messagenet.comparison.study import Study, read_study
     from messagenet.comparison.watch import Console as Watch
     from messagenet.training.choose import choose_config
 
-    shared = choose_config(data=data, preset=preset, file=config, overrides=set_ or [], epochs=epochs)
-    wanted = list(ROWS) if rows == "all" else _words(rows) or []
+    if study is None:
+        plan = Study(rows=tuple(find_rows(list(ROWS) if rows == "all" else _words(rows) or [])))
+    else:
+        plan = read_study(study)
+    shared = choose_config(
+        data=data,
+        preset=preset or (None if config else plan.preset),
+        file=config,
+        overrides=[*plan.settings, *(set_ or [])],
+        epochs=epochs,
+    )
     outcomes = compare_systems(
-        wanted,
+        plan.rows,
         shared,
-        [int(seed) for seed in _numbers(seeds, "--seeds", "0,1,2")],
+        plan.seeds if seeds is None else [int(seed) for seed in _numbers(seeds, "--seeds", "0,1,2")],
         out,
-        held_out=held_out,
+        held_out=plan.held_out if held_out is None else held_out,
         watcher=Watch(console),
     )
     _say(markdown(outcomes))
@@ -372,6 +390,33 @@ def infer(
         write_atomically(out, text.encode())
     else:
         sys.stdout.write(text)
+
+
+@app.command()
+def serve(
+    model: Annotated[
+        list[Path] | None, typer.Option("--model", "-m", help="Folder of a saved model; repeat to compare.")
+    ] = None,
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 for any that is free.")] = 8765,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; only this machine can reach the default.")
+    ] = "127.0.0.1",
+    samples: Annotated[
+        Path | None, typer.Option(help="Folder of images to offer; synthetic scenes by default.")
+    ] = None,
+    browser: Annotated[
+        bool | None,
+        typer.Option("--open/--no-open", help="Show the page in the browser. By default on a terminal."),
+    ] = None,
+) -> None:
+    """Open the message explorer: a local page that shows which messages made the model decide so.
+
+    `messagenet serve --model runs/mine/best` needs `pip install "messagenet[serve]"`. Ctrl-C ends it.
+    """
+    from messagenet.serving import serve as serve_explorer
+
+    show = sys.stdout.isatty() if browser is None else browser
+    serve_explorer(model or [], host=host, port=port, samples=samples, open_browser=show)
 
 
 @data_app.command("check")

@@ -1,0 +1,100 @@
+"""One line of JSON for every request, and an answer even where a handler fails."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+import traceback
+from datetime import datetime, timezone
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from messagenet.serving.metrics import Metrics
+
+LOGGER = logging.getLogger("messagenet.serving")
+DETAILS = "messagenet.details"
+LONGEST = 500
+
+
+def note(request: Request, **details: Any) -> None:
+    """Adds to the line of a request."""
+    request.scope.setdefault(DETAILS, {}).update(details)
+
+
+class JsonLines(logging.Formatter):
+    """A record as one line of JSON; whatever a client sent cannot break out of it."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line."""
+        moment = datetime.fromtimestamp(record.created, timezone.utc)
+        line = {
+            "time": moment.isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "event": record.getMessage(),
+            **getattr(record, "details", {}),
+        }
+        if record.exc_info:
+            line["traceback"] = "".join(traceback.format_exception(*record.exc_info))
+        return json.dumps(line, default=str)
+
+
+class RequestLog:
+    """Times, counts and logs every request.
+
+    Args:
+        app: What comes next.
+        metrics: Where to count.
+    """
+
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+        self.app = app
+        self.metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Passes the request on; a handler that fails answers 500."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        started, status, received, sent = time.perf_counter(), 0, 0, 0
+        details: dict[str, Any] = scope.setdefault(DETAILS, {})
+
+        async def counted_receive() -> Message:
+            nonlocal received
+            message = await receive()
+            received += len(message.get("body", b""))
+            return message
+
+        async def counted_send(message: Message) -> None:
+            nonlocal status, sent
+            status = message.get("status", status)
+            sent += len(message.get("body", b""))
+            await send(message)
+
+        failure: Exception | None = None
+        try:
+            await self.app(scope, counted_receive, counted_send)
+        except Exception as error:
+            failure = error
+            if status == 0:
+                answer = JSONResponse({"error": "the server failed; its log says why"}, 500)
+                await answer(scope, receive, counted_send)
+        seconds = time.perf_counter() - started
+        path = getattr(scope.get("route"), "path", "other")
+        method = scope["method"] if path != "other" else "any"
+        self.metrics.answered(method, path, status, seconds)
+        line = {
+            "method": scope["method"],
+            "path": scope["path"][:LONGEST],
+            "status": status,
+            "milliseconds": round(1000 * seconds, 1),
+            "received": received,
+            "sent": sent,
+            "client": (scope.get("client") or ("unknown",))[0],
+            **details,
+        }
+        level = logging.INFO if failure is None else logging.ERROR
+        LOGGER.log(level, "request", exc_info=failure, extra={"details": line})

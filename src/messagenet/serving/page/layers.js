@@ -1,0 +1,69 @@
+/** Label and entropy maps as pictures, made when first needed and kept while they may be needed again. */
+
+import { entropyTable, labelTable } from "./colour.js";
+
+/**
+ * @typedef {import("./types.js").Segmentation} Segmentation
+ * @typedef {import("./types.js").Model} Model
+ */
+
+const KEPT = 24;
+
+export function createLayers() {
+  /** @type {Map<string, HTMLCanvasElement>} */
+  const kept = new Map();
+
+  /**
+   * @param {string} name
+   * @param {Segmentation} result
+   * @param {Uint8Array} values
+   * @param {() => Uint32Array} colours
+   */
+  function layer(name, result, values, colours) {
+    const known = kept.get(name);
+    if (known) return known;
+    const made = painted(values, colours(), result.width, result.height);
+    kept.set(name, made);
+    if (kept.size > KEPT) kept.delete([...kept.keys()][0]);
+    return made;
+  }
+
+  return {
+    /**
+     * @param {Segmentation} result
+     * @param {number} t
+     * @param {Model} model
+     * @param {ReadonlySet<number>} hidden
+     */
+    labels(result, t, model, hidden) {
+      const name = [result.key, result.model, t, ...hidden].join(" ");
+      return layer(name, result, result.iterations[t].labels, () => labelTable(model.classes, hidden));
+    },
+
+    /**
+     * @param {Segmentation} result
+     * @param {number} t
+     */
+    entropy(result, t) {
+      const name = [result.key, result.model, t, "entropy"].join(" ");
+      return layer(name, result, result.iterations[t].entropy, entropyTable);
+    },
+  };
+}
+
+/**
+ * @param {Uint8Array} values
+ * @param {Uint32Array} colours
+ * @param {number} width
+ * @param {number} height
+ */
+function painted(values, colours, width, height) {
+  const canvas = document.createElement("canvas");
+  canvas.width = width;
+  canvas.height = height;
+  const image = new ImageData(width, height);
+  const pixels = new Uint32Array(image.data.buffer);
+  for (let i = 0; i < pixels.length; i += 1) pixels[i] = colours[values[i]];
+  canvas.getContext("2d")?.putImageData(image, 0, 0);
+  return canvas;
+}

@@ -1,0 +1,101 @@
+/** How a node's marginals change over the iterations, as lines; only where there are enough for a line. */
+
+import { byId, fill, h, svg } from "./dom.js";
+import { percent } from "./format.js";
+import { largest, modelShown } from "./session.js";
+
+const [WIDTH, HEIGHT] = [400, 118];
+const [LEFT, RIGHT, TOP, BOTTOM] = [34, 96, 8, 20];
+const FEWEST = 2; // iterations
+const LINES = 3;
+const APART = 13; // between the names at the right
+
+/** @param {import("./types.js").Store} store */
+export function createTrend(store) {
+  const { state } = store;
+  store.on(["node", "chosen", "t"], () => {
+    const { node, chosen } = state;
+    const model = modelShown(state);
+    const last = (node?.iterations.length ?? 1) - 1;
+    byId("trend-section").hidden = last < FEWEST;
+    if (!node || !model || last < FEWEST) return;
+
+    const curves = model.classes.map((_, id) => node.iterations.map(({ marginal }) => marginal[id]));
+    const shown = [...curves.keys()]
+      .sort((a, b) => Math.max(...curves[b]) - Math.max(...curves[a]))
+      .slice(0, LINES);
+    if (!shown.includes(chosen)) shown[shown.length - 1] = chosen;
+    /** @param {number} t */
+    const x = (t) => LEFT + (t / last) * (WIDTH - LEFT - RIGHT);
+    /** @param {number} p */
+    const y = (p) => TOP + (1 - p) * (HEIGHT - TOP - BOTTOM);
+
+    const lines = shown.map((id) =>
+      svg("path", {
+        class: id === chosen ? "curve chosen" : "curve",
+        d: curves[id].map((p, t) => `${t ? "L" : "M"}${x(t).toFixed(1)} ${y(p).toFixed(1)}`).join(""),
+      }),
+    );
+    const dots = shown.map((id) =>
+      svg("circle", {
+        class: id === chosen ? "dot chosen" : "dot",
+        cx: x(state.t),
+        cy: y(curves[id][state.t]),
+        r: 3.5,
+      }),
+    );
+    const names = spread(shown.map((id) => ({ id, y: y(curves[id][last]) }))).map(({ id, y: place }) =>
+      svg(
+        "text",
+        { class: id === chosen ? "curve-name chosen" : "curve-name", x: WIDTH - RIGHT + 8, y: place + 4 },
+        model.classes[id].name,
+      ),
+    );
+    const grid = [0, 0.5, 1].flatMap((p) => [
+      svg("line", { class: "grid", x1: LEFT, x2: WIDTH - RIGHT, y1: y(p), y2: y(p) }),
+      svg("text", { class: "tick", x: LEFT - 6, y: y(p) + 4, "text-anchor": "end" }, `${100 * p} %`),
+    ]);
+    const ticks = node.iterations.map(({ t }) =>
+      svg(
+        "text",
+        { class: t === state.t ? "tick now" : "tick", x: x(t), y: HEIGHT - 4, "text-anchor": "middle" },
+        String(t),
+      ),
+    );
+    const best = node.iterations.map(({ t, marginal }) => {
+      const id = largest(marginal);
+      return `t = ${t}: ${model.classes[id].name} ${percent(marginal[id])}`;
+    });
+    const chart = svg(
+      "svg",
+      {
+        viewBox: `0 0 ${WIDTH} ${HEIGHT}`,
+        role: "img",
+        "aria-label": `Most probable class: ${best.join("; ")}`,
+      },
+      ...grid,
+      svg("line", { class: "now", x1: x(state.t), x2: x(state.t), y1: TOP, y2: HEIGHT - BOTTOM }),
+      ...lines,
+      ...dots,
+      ...ticks,
+      ...names,
+    );
+    fill(byId("trend"), h("div", { class: "chart" }, chart));
+  });
+}
+
+/**
+ * Moves names apart that would lie over each other, downwards and at the lower end upwards.
+ *
+ * @param {{id: number, y: number}[]} names
+ */
+function spread(names) {
+  const sorted = [...names].sort((a, b) => a.y - b.y);
+  for (let i = 1; i < sorted.length; i += 1) sorted[i].y = Math.max(sorted[i].y, sorted[i - 1].y + APART);
+  let lowest = HEIGHT - BOTTOM;
+  for (const name of sorted.reverse()) {
+    name.y = Math.min(name.y, lowest);
+    lowest = name.y - APART;
+  }
+  return sorted;
+}

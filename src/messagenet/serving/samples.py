@@ -1,0 +1,83 @@
+"""The images on offer: those directly in a folder, or synthetic scenes.
+
+Only names that were listed at the start are served. A file that by then leads out of the folder is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from PIL import Image
+
+from messagenet.data import SyntheticScenes
+from messagenet.errors import InputError
+from messagenet.report import png_bytes
+
+MEDIA_TYPES = {
+    ".gif": "image/gif",
+    ".jpeg": "image/jpeg",
+    ".jpg": "image/jpeg",
+    ".png": "image/png",
+    ".webp": "image/webp",
+}
+SCENES, SCENE_SIZE = 4, 256
+
+
+class Sample(NamedTuple):
+    """An image on offer: how to get its content, which may be gone, and what kind of file it is."""
+
+    content: Callable[[], bytes | None]
+    media_type: str
+
+
+Samples = Mapping[str, Sample]
+
+
+def open_samples(folder: Path | None) -> Samples:
+    """The images of a folder by name, or scenes where there is no folder."""
+    return scenes() if folder is None else folder_samples(folder)
+
+
+def scenes() -> Samples:
+    """A few synthetic scenes, in memory."""
+    images = [sample.image for sample in SyntheticScenes(SCENES, SCENE_SIZE, split="test")]
+    contents = [png_bytes(Image.fromarray(image)) for image in images]
+    return {
+        f"scene-{number}.png": Sample(partial(bytes, content), MEDIA_TYPES[".png"])
+        for number, content in enumerate(contents, start=1)
+    }
+
+
+def folder_samples(folder: Path) -> Samples:
+    """The images directly in a folder, hidden files and links out of it left aside."""
+    if not folder.is_dir():
+        raise InputError(f"{folder} is no folder; give a folder of images with --samples")
+    home = folder.resolve()
+    names = sorted(
+        path.name
+        for path in home.iterdir()
+        if path.suffix.lower() in MEDIA_TYPES and not path.name.startswith(".") and inside(path, home)
+    )
+    if not names:
+        raise InputError(
+            f"there are no images in {folder}; it needs files that end in {' '.join(MEDIA_TYPES)}"
+        )
+    return {
+        name: Sample(partial(_content, home / name, home), MEDIA_TYPES[Path(name).suffix.lower()])
+        for name in names
+    }
+
+
+def inside(path: Path, home: Path) -> bool:
+    """Whether a path leads to a file directly in a folder, links followed."""
+    return path.is_file() and path.resolve().parent == home
+
+
+def _content(path: Path, home: Path) -> bytes | None:
+    try:
+        return path.read_bytes() if inside(path, home) else None
+    except OSError:
+        return None
