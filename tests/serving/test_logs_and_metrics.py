@@ -89,3 +89,12 @@ def test_figures_add_up(models):
     assert float(figures['messagenet_cache_lookups_total{result="miss"}']) == 1
     assert float(figures['messagenet_inference_seconds_count{model="messages"}']) == 1
     assert float(figures['messagenet_waiting_jobs{queue="inferring"}']) == 0
+
+
+def test_methods_that_clients_make_up_are_no_labels(models, lines):
+    with explorer_client(models) as client:
+        for number in range(5):
+            assert client.request(f"MADEUP{number}" + 2000 * "X", "/health").status_code == 405
+        text = client.get("/metrics").text
+    assert "MADEUP" not in text
+    assert max(len(line["method"]) for line in lines) <= 500

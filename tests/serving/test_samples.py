@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 
 import pytest
 from PIL import Image
@@ -30,6 +31,11 @@ def test_only_images_that_are_there(folder):
     assert list(folder_samples(folder)) == ["a.JPG", "b.png", "inner.png", "ü <b>.webp"]
     sample = folder_samples(folder)["a.JPG"]
     assert (sample.content(), sample.media_type) == (encoded(photo()), "image/jpeg")
+
+
+def test_names_that_are_no_text_are_left_aside(folder):
+    (folder / os.fsdecode(b"\xff.png")).write_bytes(b"")
+    assert list(folder_samples(folder)) == ["a.JPG", "b.png", "inner.png", "ü <b>.webp"]
 
 
 def test_a_file_that_becomes_a_link_out_of_the_folder_is_gone(folder):

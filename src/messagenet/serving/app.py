@@ -31,8 +31,12 @@ REFUSALS: dict[int | str, dict[str, Any]] = {
     status: {"model": schemas.Failure, "description": text}
     for status, text in {
         400: "The request cannot be answered as it is.",
+        403: "Another site's page asked.",
         404: "The image is not, or no longer, kept: send it again.",
+        408: "It took too long to arrive.",
         413: "Too long.",
+        415: "Not the content type that this address takes.",
+        422: "A field is missing or wrong.",
         503: "Too much to do; Retry-After says when to come back.",
     }.items()
 }
@@ -183,7 +187,7 @@ def _add_refusals(app: FastAPI, explorer: Explorer) -> None:
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
         first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"][1:])[:100] or "body"
+        place = ".".join(part for part in first["loc"][1:] if isinstance(part, str))[:100] or "body"
         return refused(request, 422, f"{place}: {first['msg']}; see /docs")
 
     @app.exception_handler(HTTPException)
@@ -209,12 +213,14 @@ def prefers_png(accept: str) -> bool:
 
     >>> prefers_png("image/png"), prefers_png("application/json, image/png;q=0.5"), prefers_png("*/*")
     (True, False, False)
+    >>> prefers_png("image/png;q=²")
+    True
     """
     wishes: dict[str, tuple[float, int]] = {}
     for place, wish in enumerate(accept.lower().split(",")):
         name, _, options = wish.partition(";")
         quality = options.replace(" ", "").removeprefix("q=").partition(";")[0]
-        weight = float(quality) if quality.replace(".", "", 1).isdigit() else 1.0
+        weight = float(quality) if quality.replace(".", "", 1).isdecimal() else 1.0
         wishes.setdefault(name.strip(), (weight, -place))
     png, json = wishes.get(PNG), wishes.get("application/json")
     return png is not None and png[0] > 0 and (json is None or png > json)

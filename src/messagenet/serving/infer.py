@@ -124,7 +124,11 @@ def _graph(height: int, width: int, relations: tuple[Relation, ...]) -> GridGrap
 
 
 def working_scale(net: SegmentationNet, size: tuple[int, int], message_bytes: int) -> float:
-    """By how much a picture is reduced, so that messages fit into memory; 1 almost always."""
+    """By how much a picture is reduced, so that messages fit into memory.
+
+    1 for T = 1 and without exact cavities; with them, the messages of every pair are kept from one iteration to the
+    next, and a fine grid of nodes has many.
+    """
     scale = 1.0
     while passed_bytes(net, (size[0] * scale, size[1] * scale)) > message_bytes:
         scale *= SMALLER

@@ -18,6 +18,7 @@ from messagenet.serving.metrics import Metrics
 LOGGER = logging.getLogger("messagenet.serving")
 DETAILS = "messagenet.details"
 LONGEST = 500
+NOT_ALLOWED = 405  # a client may call a method anything; it does not become a label
 
 
 def note(request: Request, **details: Any) -> None:
@@ -84,10 +85,10 @@ class RequestLog:
                 await answer(scope, receive, counted_send)
         seconds = time.perf_counter() - started
         path = getattr(scope.get("route"), "path", "other")
-        method = scope["method"] if path != "other" else "any"
+        method = scope["method"] if path != "other" and status != NOT_ALLOWED else "any"
         self.metrics.answered(method, path, status, seconds)
         line = {
-            "method": scope["method"],
+            "method": scope["method"][:LONGEST],
             "path": scope["path"][:LONGEST],
             "status": status,
             "milliseconds": round(1000 * seconds, 1),

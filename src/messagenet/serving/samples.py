@@ -52,14 +52,17 @@ def scenes() -> Samples:
 
 
 def folder_samples(folder: Path) -> Samples:
-    """The images directly in a folder, hidden files and links out of it left aside."""
+    """The images directly in a folder, hidden files, names that are no text and links out of it left aside."""
     if not folder.is_dir():
         raise InputError(f"{folder} is no folder; give a folder of images with --samples")
     home = folder.resolve()
     names = sorted(
         path.name
         for path in home.iterdir()
-        if path.suffix.lower() in MEDIA_TYPES and not path.name.startswith(".") and inside(path, home)
+        if path.suffix.lower() in MEDIA_TYPES
+        and not path.name.startswith(".")
+        and not _undecodable(path.name)
+        and inside(path, home)
     )
     if not names:
         raise InputError(
@@ -69,6 +72,11 @@ def folder_samples(folder: Path) -> Samples:
         name: Sample(partial(_content, home / name, home), MEDIA_TYPES[Path(name).suffix.lower()])
         for name in names
     }
+
+
+def _undecodable(name: str) -> bool:
+    """Whether a file name holds bytes that are no UTF-8, which JSON cannot say."""
+    return any("\ud800" <= character <= "\udfff" for character in name)
 
 
 def inside(path: Path, home: Path) -> bool:

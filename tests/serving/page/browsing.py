@@ -78,13 +78,18 @@ def upload(page: Any, image: np.ndarray, name: str = "scene.png") -> None:
 
 def click_pixel(page: Any, image: np.ndarray, x: int, y: int) -> None:
     """Clicks into the middle of a pixel, and waits for its explanation."""
+    with page.expect_response("**/explain"):
+        press_pixel(page, image, x, y)
+    page.wait_for_selector("#node:not([hidden])")
+
+
+def press_pixel(page: Any, image: np.ndarray, x: int, y: int) -> None:
+    """Clicks into the middle of a pixel, and waits for nothing."""
     place = page.locator("#surface").bounding_box()
     height, width = image.shape[:2]
-    with page.expect_response("**/explain"):
-        page.mouse.click(
-            place["x"] + (x + 0.5) / width * place["width"], place["y"] + (y + 0.5) / height * place["height"]
-        )
-    page.wait_for_selector("#node:not([hidden])")
+    page.mouse.click(
+        place["x"] + (x + 0.5) / width * place["width"], place["y"] + (y + 0.5) / height * place["height"]
+    )
 
 
 def set_range(page: Any, selector: str, value: int) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections import Counter
 
 import numpy as np
 import pytest
 import torch
-from playwright.sync_api import expect
+from playwright.sync_api import Error, expect
 
 from serving.page.browsing import (
     HEIGHT,
@@ -22,6 +23,7 @@ from serving.page.browsing import (
     click_pixel,
     colours,
     drawn,
+    press_pixel,
     upload,
     values,
 )
@@ -141,3 +143,19 @@ def test_a_model_without_messages_says_so(photo_page):
     photo_page.locator("#surface").click()
     expect(photo_page.locator("#node")).to_be_hidden()
     expect(photo_page.get_by_role("alert")).to_be_hidden()
+
+
+def test_a_late_answer_is_not_shown_under_another_model(photo_page):
+    late = []
+    photo_page.route("**/explain", lambda route: late.append(route))
+    with photo_page.expect_request("**/explain"):
+        press_pixel(photo_page, IMAGE, X, Y)
+    photo_page.wait_for_timeout(100)
+    assert len(late) == 1
+    photo_page.select_option("#model", "alone")
+    expect(photo_page.locator("#status")).not_to_contain_text("Asking")
+    with contextlib.suppress(Error):
+        late[0].continue_()
+    photo_page.wait_for_timeout(300)
+    expect(photo_page.locator("#node")).to_be_hidden()
+    expect(photo_page.locator("#model")).to_have_value("alone")

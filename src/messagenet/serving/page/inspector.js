@@ -24,7 +24,10 @@ export function createInspector(store, session) {
   createTrend(store);
   createWaterfall(store);
   createSenders(store, session);
-  byId("forget").addEventListener("click", session.forget);
+  byId("forget").addEventListener("click", () => {
+    session.forget();
+    byId("surface").focus({ preventScroll: true });
+  });
 
   store.on(["node", "model", "results"], () => {
     const { node } = state;

@@ -117,7 +117,11 @@ export function createSenders(store, session) {
           onmouseleave: leave,
           onfocus: point,
           onblur: leave,
-          onclick: () => senders.length === 1 && session.explainNode({ row, column }),
+          onclick: async () => {
+            if (senders.length !== 1) return;
+            await session.explainNode({ row, column });
+            byId("node-title").focus({ preventScroll: true });
+          },
         },
         h("span", { class: "swatch", "aria-hidden": "true" }),
         relationSwatch(style),

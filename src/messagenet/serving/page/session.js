@@ -99,6 +99,7 @@ export function createSession(store, api, status) {
 
   /** Explains the same pixel again, for another model or iteration. */
   async function refresh() {
+    asking.abort();
     const { node } = state;
     if (!node) return;
     if (modelShown(state)?.explains) await explain(...node.pixel);
@@ -136,8 +137,13 @@ export function createSession(store, api, status) {
           playing: false,
         });
         before?.bitmap?.close();
-        const { width, height, rows, columns, milliseconds } = fresh;
-        status.say(`${width} × ${height} pixels, ${columns} × ${rows} nodes, ${duration(milliseconds)}`);
+        const { width, height, rows, columns, milliseconds, stride } = fresh;
+        const own = modelShown(state)?.stride ?? stride;
+        const reduced =
+          stride > 1.01 * own ? `, seen ${(stride / own).toFixed(1)} times smaller: its messages would not fit` : "";
+        status.say(
+          `${width} × ${height} pixels, ${columns} × ${rows} nodes${reduced}, ${duration(milliseconds)}`,
+        );
         if (state.compare) await result(state.compare.model);
       });
     },

@@ -17,6 +17,7 @@ export function createTrend(store) {
     const { node, chosen } = state;
     const model = modelShown(state);
     const last = (node?.iterations.length ?? 1) - 1;
+    const now = node?.iteration ?? 0;
     byId("trend-section").hidden = last < FEWEST;
     if (!node || !model || last < FEWEST) return;
 
@@ -39,8 +40,8 @@ export function createTrend(store) {
     const dots = shown.map((id) =>
       svg("circle", {
         class: id === chosen ? "dot chosen" : "dot",
-        cx: x(state.t),
-        cy: y(curves[id][state.t]),
+        cx: x(now),
+        cy: y(curves[id][now]),
         r: 3.5,
       }),
     );
@@ -58,7 +59,7 @@ export function createTrend(store) {
     const ticks = node.iterations.map(({ t }) =>
       svg(
         "text",
-        { class: t === state.t ? "tick now" : "tick", x: x(t), y: HEIGHT - 4, "text-anchor": "middle" },
+        { class: t === now ? "tick now" : "tick", x: x(t), y: HEIGHT - 4, "text-anchor": "middle" },
         String(t),
       ),
     );
@@ -74,7 +75,7 @@ export function createTrend(store) {
         "aria-label": `Most probable class: ${best.join("; ")}`,
       },
       ...grid,
-      svg("line", { class: "now", x1: x(state.t), x2: x(state.t), y1: TOP, y2: HEIGHT - BOTTOM }),
+      svg("line", { class: "now", x1: x(now), x2: x(now), y1: TOP, y2: HEIGHT - BOTTOM }),
       ...lines,
       ...dots,
       ...ticks,
