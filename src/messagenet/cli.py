@@ -395,7 +395,12 @@ def infer(
 @app.command()
 def serve(
     model: Annotated[
-        list[Path] | None, typer.Option("--model", "-m", help="Folder of a saved model; repeat to compare.")
+        list[Path] | None,
+        typer.Option(
+            "--model",
+            "-m",
+            help="Folder of a saved model; repeat to compare. Left out: those of `messagenet demo`.",
+        ),
     ] = None,
     port: Annotated[int, typer.Option(help="Port to listen on; 0 for any that is free.")] = 8765,
     host: Annotated[

@@ -57,7 +57,14 @@ def test_models_are_chosen_by_name(models):
         chosen(models, "boxs")
 
 
-def test_without_a_model():
+def test_without_a_model_those_of_the_demo_are_shown(tmp_path, monkeypatch, models):
+    monkeypatch.chdir(tmp_path)
+    models[0].net.save(tmp_path / "demo" / "messages" / "best")
+    assert [model.id for model in load_models([])] == ["messages"]
+
+
+def test_without_a_model(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(InputError, match="give one with --model"):
         default_models()
     with pytest.raises(InputError, match="give one with --model"):

@@ -15,6 +15,9 @@ from messagenet.models import KINDS, MessageNet, SegmentationNet
 RUN_PARTS = ("best", "last")
 """Folders inside that of a run, which is then what the model is called by."""
 
+DEMO = (Path("demo/messages/best"), Path("demo/unary/best"))
+"""What `messagenet demo` leaves in the folder where it was run."""
+
 
 @dataclass(frozen=True, eq=False)
 class ServedModel:
@@ -70,8 +73,14 @@ class ServedModel:
 
 
 def default_models() -> list[Path]:
-    """The folders to serve when none is named."""
-    raise InputError("no model to show; give one with --model, such as --model runs/mine/best")
+    """The folders to serve when none is named: what `messagenet demo` has trained here."""
+    found = [folder for folder in DEMO if (folder / "config.json").is_file()]
+    if not found:
+        raise InputError(
+            "no model to show; give one with --model, such as --model runs/mine/best, or train two with "
+            "`messagenet demo`"
+        )
+    return found
 
 
 def load_models(folders: Sequence[Path]) -> list[ServedModel]:
