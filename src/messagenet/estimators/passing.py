@@ -18,46 +18,26 @@ A message here includes the scale of the aggregation, so that messages always su
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from messagenet.errors import InputError
-from messagenet.estimators.aggregate import relu_sum
-from messagenet.estimators.box_sum import box_sum
+from messagenet.estimators.beliefs import Beliefs
 from messagenet.estimators.checks import check_finite, check_maps
-from messagenet.estimators.edge_messages import Cavity, Output, cavity_sum, edge_messages
 from messagenet.estimators.estimator import MessageEstimator
 from messagenet.estimators.field import Field, fields
+from messagenet.estimators.iterating import Iterating
 from messagenet.estimators.rules import Aggregation, CavityMode, Dependent, Initial, Rules
+from messagenet.estimators.sending import send
 from messagenet.estimators.settling import Passed, budget, follow, passed
-from messagenet.graph import GridGraph, Offset, Relation
+from messagenet.graph import GridGraph, Relation
 
 
-class Beliefs(NamedTuple):
-    """The state between iterations.
-
-    Attributes:
-        totals: For each factor type, the sum of its messages to every node, (B, H, W, K).
-        messages: For relations whose cavities will be needed, every message, (B, n, H, W, K).
-    """
-
-    totals: dict[str, Tensor]
-    messages: dict[str, Tensor]
-
-    @property
-    def logits(self) -> Tensor:
-        """Σ_F β_{F→p}, (B, H, W, K)."""
-        return (
-            torch.stack(list(self.totals.values())).sum(0) if len(self.totals) > 1 else self.totals["unary"]
-        )
-
-
-class MessagePassing(nn.Module):
+class MessagePassing(nn.Module, Iterating[Field]):
     """A drop-in head: feature map in, sums of messages (logits of the marginals) out.
 
     >>> from messagenet import surrounding, above, below
@@ -81,6 +61,8 @@ class MessagePassing(nn.Module):
         check_finite: Refuse features with NaN or infinity (costs one pass over them, and on a GPU a wait for
             it; not when compiled).
     """
+
+    rules: Rules
 
     def __init__(
         self,
@@ -214,22 +196,6 @@ class MessagePassing(nn.Module):
         *_, beliefs = self.iterate(field)
         return beliefs
 
-    def iterate(
-        self, field: Field, iterations: int | None = None, *, open_end: bool = False
-    ) -> Iterator[Beliefs]:
-        """The beliefs after each iteration, T of them unless told otherwise.
-
-        Args:
-            field: The map and its features.
-            iterations: How many, for tied estimators.
-            open_end: Keep single messages in the last iteration too, so that passing can go on from there.
-        """
-        count = self.rules.iterations if iterations is None else iterations
-        beliefs = self.initial_beliefs(field)
-        for step in range(count):
-            beliefs = self._pass(field, step, beliefs, keep=open_end or step + 1 < count)
-            yield beliefs
-
     def initial_beliefs(self, field: Field) -> Beliefs:
         """β⁰: nothing but, if asked for, the unary factors' messages."""
         if self.rules.initial == "unary":
@@ -237,98 +203,21 @@ class MessagePassing(nn.Module):
         shape = (*field.like.shape[:3], self.rules.num_classes)
         return Beliefs({"unary": field.like.new_zeros(shape)}, {})
 
-    def stage(self, step: int) -> Mapping[str, MessageEstimator]:
+    def stage(self, number: int) -> Mapping[str, MessageEstimator]:
         """The estimators of an iteration, by factor type."""
-        stage: Mapping[str, MessageEstimator] = self.estimators[0 if self.rules.tied else step]  # type: ignore[assignment]
+        stage: Mapping[str, MessageEstimator] = self.estimators[0 if self.rules.tied else number]  # type: ignore[assignment]
         return stage
 
-    def _pass(self, field: Field, step: int, previous: Beliefs, *, keep: bool) -> Beliefs:
-        """One synchronous iteration: every factor sends, then every node sums; `keep` keeps single messages."""
-        stage = self.stage(step)
-        logits = previous.logits
+    def step(self, field: Field, number: int, previous: Beliefs, *, keep: bool = True) -> Beliefs:
+        """One synchronous iteration: see `Iterating.step`."""
+        stage = self.stage(number)
         totals, messages = {"unary": stage["unary"](field.features["unary"])}, {}
         for index, relation in enumerate(self.relations):
-            estimator, offsets = stage[relation.name], field.graph.offsets[index]
-            if relation.form == "box":
-                totals[relation.name] = self._box_total(field, relation.name, offsets, estimator, logits)
-                continue
-            mirror = field.graph.mirrors[index]
-            cavity = None
-            if (
-                mirror is not None
-                and (sent := previous.messages.get(self.relations[mirror].name)) is not None
-            ):
-                assert estimator.dependent is not None
-                places = field.graph.reverse_offsets[index]
-                assert places is not None
-                cavity = Cavity(estimator.dependent.weight, logits, sent, places)
-            receiver, sender = field.projections(relation.name, estimator)
-            if estimator.dependent is not None and cavity is None:
-                sender = sender + estimator.dependent(torch.log_softmax(logits, -1))
-            sender = field.silenced(sender)
-            scale = self.scale(field, offsets)
-            if keep and mirror is not None and self.rules.cavity == "factor":
-                sent = self._messages(field, receiver, sender, estimator, scale, offsets, cavity)
+            estimator = stage[relation.name]
+            totals[relation.name], sent = send(field, index, estimator, self.rules, previous, keep=keep)
+            if sent is not None:
                 messages[relation.name] = sent
-                totals[relation.name] = sent.sum(1)
-                continue
-            active = (
-                relu_sum(receiver, sender, offsets)
-                if cavity is None
-                else cavity_sum(receiver, sender, offsets, cavity)
-            )
-            bias = field.count(offsets) * estimator.output.bias
-            totals[relation.name] = scale * (functional.linear(active, estimator.output.weight) + bias)
         return Beliefs(totals, messages)
-
-    def _messages(
-        self,
-        field: Field,
-        receiver: Tensor,
-        sender: Tensor,
-        estimator: MessageEstimator,
-        scale: Tensor,
-        offsets: tuple[Offset, ...],
-        cavity: Cavity | None,
-    ) -> Tensor:
-        """Every message of a pairwise relation, (B, n, H, W, K)."""
-        shape = receiver.shape[:3]
-        talking = receiver.new_ones(shape) if field.talking is None else field.talking[..., 0]
-        output = Output(estimator.output.weight, estimator.output.bias, scale[..., 0].expand(shape), talking)
-        return edge_messages(receiver, sender, output, offsets, cavity)
-
-    def _box_total(
-        self,
-        field: Field,
-        name: str,
-        offsets: tuple[Offset, ...],
-        estimator: MessageEstimator,
-        logits: Tensor,
-    ) -> Tensor:
-        """The message of a node's one box factor, (B, H, W, K); 0 where the box holds no node."""
-        hidden = field.box_projections(name, offsets, estimator)
-        if estimator.dependent is not None:
-            hidden = hidden + estimator.dependent(self.box_dependent(field, offsets, logits))
-        message = estimator.output(torch.relu(hidden))
-        return torch.where(field.count(offsets) > 0, message, 0)
-
-    def box_dependent(self, field: Field, offsets: tuple[Offset, ...], logits: Tensor) -> Tensor:
-        """d of a box factor, which sends to its own node only and so has no cavity to leave out."""
-        total = box_sum(field.heard(torch.log_softmax(logits, -1)), offsets)
-        return total / field.count(offsets).clamp(min=1) if self.rules.dependent == "mean" else total
-
-    def scale(self, field: Field, offsets: tuple[Offset, ...]) -> Tensor:
-        """What a message to each node is multiplied with, (B or 1, H, W, 1)."""
-        count = field.count(offsets)
-        match self.rules.aggregation:
-            case "sum":
-                return torch.ones_like(count)
-            case "mean":
-                return 1 / count.clamp(min=1)
-            case "fixed":
-                return torch.full_like(count, 1 / max(len(offsets), 1))
-            case _:
-                return torch.full_like(count, 1 / max(len(offsets), 1) ** 0.5)
 
     def features_by_type(
         self, features: Tensor | Mapping[str, Tensor], valid: Tensor | None = None

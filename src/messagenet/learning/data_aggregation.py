@@ -19,14 +19,15 @@ from functools import partial
 import torch
 
 from messagenet.errors import InputError
-from messagenet.estimators.any_graph import GraphBeliefs, GraphMessagePassing
+from messagenet.estimators.any_graph import GraphMessagePassing
+from messagenet.estimators.beliefs import Beliefs
 from messagenet.learning.fitting import Fit, minimise
 from messagenet.learning.graph_examples import GraphExample, node_cross_entropy
 from messagenet.learning.stage_wise import stage_loss
 
 
 @torch.no_grad()
-def iteration_inputs(head: GraphMessagePassing, example: GraphExample) -> list[GraphBeliefs]:
+def iteration_inputs(head: GraphMessagePassing, example: GraphExample) -> list[Beliefs]:
     """The beliefs before each iteration, as the head now makes them."""
     field = example.field(head)
     return [head.initial_beliefs(field), *head.iterate(field)][: head.rules.iterations]
@@ -64,7 +65,7 @@ def train_by_aggregation(
     if not head.rules.tied:
         raise InputError("data aggregation trains one predictor for all iterations: build it with tied=True")
     judge = held_out or examples
-    collected: list[tuple[GraphExample, GraphBeliefs]] = []
+    collected: list[tuple[GraphExample, Beliefs]] = []
     history = [mean_loss(head, judge)]
     best = copy.deepcopy(head.state_dict())
     for _ in range(rounds):

@@ -15,13 +15,14 @@ import torch
 from torch import Tensor
 
 from messagenet.errors import InputError
-from messagenet.estimators.any_graph import GraphBeliefs, GraphMessagePassing
+from messagenet.estimators.any_graph import GraphMessagePassing
+from messagenet.estimators.beliefs import Beliefs
 from messagenet.learning.fitting import Fit, minimise
 from messagenet.learning.graph_examples import GraphExample, node_cross_entropy
 
 
 def stage_loss(
-    head: GraphMessagePassing, stage: int, example: GraphExample, before: GraphBeliefs | None
+    head: GraphMessagePassing, stage: int, example: GraphExample, before: Beliefs | None
 ) -> Tensor:
     """The loss after one iteration from given beliefs; None stands for those before the first iteration."""
     field = example.field(head)
@@ -35,7 +36,7 @@ def train_stage_by_stage(
     """Trains each iteration's estimators in turn; returns the losses of every stage's epochs."""
     if head.rules.tied and head.rules.iterations > 1:
         raise InputError("stages are trained one by one: build the head with tied=False")
-    states: list[GraphBeliefs | None] = [None] * len(examples)
+    states: list[Beliefs | None] = [None] * len(examples)
     history = []
     for stage in range(head.rules.iterations):
         losses = [
@@ -51,7 +52,7 @@ def train_stage_by_stage(
 
 @torch.no_grad()
 def _advanced(
-    head: GraphMessagePassing, stage: int, example: GraphExample, before: GraphBeliefs | None
-) -> GraphBeliefs:
+    head: GraphMessagePassing, stage: int, example: GraphExample, before: Beliefs | None
+) -> Beliefs:
     field = example.field(head)
     return head.step(field, stage, before or head.initial_beliefs(field), keep=True)

@@ -3,7 +3,7 @@
     upload ─ decode ─ picture ─ infer ─ beliefs of every iteration ─┬─ maps (labels, entropy)
                          └───────── cache ─────────┘                └─ explanation (the messages of one node)
 
-`decode`, `cache`, `infer`, `node_messages`, `maps` and `explanation` know nothing of HTTP; `explorer` joins them with
+`decode`, `cache`, `infer`, `maps` and `explanation` know nothing of HTTP; `explorer` joins them with
 queues; `app` gives them addresses, and `security`, `body_limits`, `slow_clients` stand between it and the network.
 """
 

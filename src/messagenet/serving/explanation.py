@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from messagenet.errors import InputError
+from messagenet.estimators.node_messages import FactorMessages, node_messages
 from messagenet.models import MessageNet
 from messagenet.serving.infer import Inferred, field_of
-from messagenet.serving.node_messages import FactorMessages, node_messages
 
 Node = tuple[int, int]
 

@@ -6,7 +6,7 @@
 Pictures of one size go through the network together. Between iterations with exact cavities every single message is in
 memory, N·n·K numbers, which grows with the fourth power of a picture's edge: pictures for which that is too much are
 shown to the network smaller. What is kept of a picture is small, because the messages of a node can be made again from
-the beliefs (`node_messages`).
+the beliefs (`estimators.node_messages`).
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
 """Messages learned over any factor graph: any order, mixed types, graphs of any shapes in a batch."""
 
-from messagenet.estimators.any_graph.beliefs import GraphBeliefs
 from messagenet.estimators.any_graph.field import ComputedMessages, GraphField, Known
 from messagenet.estimators.any_graph.grid import from_grid
 from messagenet.estimators.any_graph.passing import GraphMessagePassing
@@ -11,7 +10,6 @@ from messagenet.graph.typed import TypedGraph, batch_graphs
 __all__ = [
     "ComputedMessages",
     "FactorType",
-    "GraphBeliefs",
     "GraphField",
     "GraphMessagePassing",
     "Known",

@@ -24,13 +24,12 @@ Messages include the scale of their aggregation: "sum" 1, "mean" 1/n_p (n_p mess
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 
 import torch
 from torch import Tensor, nn
 
 from messagenet.errors import InputError
-from messagenet.estimators.any_graph.beliefs import GraphBeliefs
 from messagenet.estimators.any_graph.checks import (
     check_factor_features,
     check_features,
@@ -41,12 +40,14 @@ from messagenet.estimators.any_graph.estimator import build_stage
 from messagenet.estimators.any_graph.field import GraphField, Known
 from messagenet.estimators.any_graph.sending import Stage, send
 from messagenet.estimators.any_graph.settings import ONLY_TYPE, FactorType, GraphDependent, GraphRules
+from messagenet.estimators.beliefs import Beliefs
+from messagenet.estimators.iterating import Iterating
 from messagenet.estimators.rules import Aggregation, CavityMode, Initial
 from messagenet.estimators.settling import Passed, budget, follow, passed
 from messagenet.graph.typed import TypedGraph
 
 
-class GraphMessagePassing(nn.Module):
+class GraphMessagePassing(nn.Module, Iterating[GraphField]):
     """A head over factor graphs: one feature vector per variable in, logits of its marginals out.
 
     >>> graph = TypedGraph.build(4, {"next": [[0, 1], [1, 2], [2, 3]], "all": [[0, 1, 2, 3]]})
@@ -71,6 +72,8 @@ class GraphMessagePassing(nn.Module):
         known: Factor types (or "unary") whose computed messages are given with every call and corrected.
         chunk: Slots whose hidden units exist at once; None for as many as fit the caches.
     """
+
+    rules: GraphRules
 
     def __init__(
         self,
@@ -206,52 +209,27 @@ class GraphMessagePassing(nn.Module):
         most = budget(rules.iterations, rules.tied, iterations, tolerance)
         field = self.field(features, graph, factor_features, known)
 
-        def marginals(beliefs: GraphBeliefs) -> Tensor:
+        def marginals(beliefs: Beliefs) -> Tensor:
             return field.normalised(beliefs.logits).exp()
 
         states = self.iterate(field, most, open_end=tolerance is not None)
         course = follow(states, marginals, marginals(self.initial_beliefs(field)), tolerance)
         return passed(field.masked(course.state.logits), [course], rules.iterations)
 
-    def iterate(
-        self, field: GraphField, iterations: int | None = None, *, open_end: bool = False
-    ) -> Iterator[GraphBeliefs]:
-        """The beliefs after each iteration, T of them unless told otherwise.
-
-        Args:
-            field: The graph and its features.
-            iterations: How many, for tied estimators.
-            open_end: Keep single messages in the last iteration too, so that passing can go on from there.
-        """
-        count = self.rules.iterations if iterations is None else iterations
-        beliefs = self.initial_beliefs(field)
-        for number in range(count):
-            beliefs = self.step(field, number, beliefs, keep=open_end or number + 1 < count)
-            yield beliefs
-
-    def initial_beliefs(self, field: GraphField) -> GraphBeliefs:
+    def initial_beliefs(self, field: GraphField) -> Beliefs:
         """β⁰: nothing but, if asked for, the unary factors' messages."""
         if self.rules.initial == "unary":
-            return GraphBeliefs({"unary": self._unary(field, self.stage(0))}, {})
+            return Beliefs({"unary": self._unary(field, self.stage(0))}, {})
         shape = (field.graph.num_variables, self.rules.most_classes)
-        return GraphBeliefs({"unary": field.like.new_zeros(shape)}, {})
+        return Beliefs({"unary": field.like.new_zeros(shape)}, {})
 
     def stage(self, number: int) -> Stage:
         """The estimators of an iteration, by factor type."""
         stage: Stage = self.estimators[0 if self.rules.tied else number]  # type: ignore[assignment]
         return stage
 
-    def step(
-        self, field: GraphField, number: int, previous: GraphBeliefs, *, keep: bool = True
-    ) -> GraphBeliefs:
-        """One synchronous iteration: every factor sends, then every variable sums.
-
-        Args:
-            field: The graph and its features.
-            number: Which iteration, counted from 0; it chooses untied estimators.
-            previous: The beliefs before it.
-            keep: Keep single messages where a next iteration needs them for its cavities.
-        """
+    def step(self, field: GraphField, number: int, previous: Beliefs, *, keep: bool = True) -> Beliefs:
+        """One synchronous iteration: see `Iterating.step`."""
         stage = self.stage(number)
         totals, messages = {"unary": self._unary(field, stage)}, {}
         logits = previous.logits
@@ -264,7 +242,7 @@ class GraphMessagePassing(nn.Module):
             totals[name], sent = send(field, name, stage[name], beliefs, told, self.chunk, keep=wanted)
             if sent is not None:
                 messages[name] = sent
-        return GraphBeliefs(totals, messages)
+        return Beliefs(totals, messages)
 
     def _unary(self, field: GraphField, stage: Stage) -> Tensor:
         """The messages of the unary factors, (variables, most classes), 0 where there is no such class."""

@@ -6,8 +6,8 @@ needs the same at the other end, one iteration earlier still:
     β^t_{q→p} = M_F( f_p, f_q, logsoftmax( L^{t−1}_q − β^{t−1}_{p→q} ) ),        β^1 from L⁰, nothing left out
 
 So beliefs L^0 … L^{t−1} are enough, N·K numbers each, to follow every edge of one node back to the first iteration,
-instead of keeping all N·n·K messages of every iteration. For t = T the list is that of
-`messagenet.estimators.received_messages`.
+instead of keeping all N·n·K messages of every iteration. They are evaluated edge by edge, straight from the
+estimators, so the list is also an independent check of the fused sums.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from messagenet.estimators import MessagePassing
 from messagenet.estimators.field import Field
+from messagenet.estimators.passing import MessagePassing
+from messagenet.estimators.sending import message_scale
 from messagenet.graph import Form, Relation
 
 Node = tuple[int, int]
@@ -42,6 +43,12 @@ class FactorMessages:
     senders: tuple[Node, ...]
     values: Tensor
 
+    def each(self) -> list[tuple[tuple[Node, ...], Tensor]]:
+        """The senders and the values (K,) of every single message."""
+        if self.form == "pairwise":
+            return [((sender,), values) for sender, values in zip(self.senders, self.values, strict=True)]
+        return [(self.senders, values) for values in self.values]
+
 
 class _Edges(NamedTuple):
     """Ends of pairwise factors, row and column of each: two index tensors (n,)."""
@@ -53,7 +60,7 @@ class _Edges(NamedTuple):
         return _Edges(self.senders, self.receivers)
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def node_messages(
     head: MessagePassing, field: Field, logits: Sequence[Tensor], node: Node, iteration: int
 ) -> list[FactorMessages]:
@@ -61,7 +68,7 @@ def node_messages(
 
     Args:
         head: The message-passing head.
-        field: Of one picture.
+        field: Of one image.
         logits: After each iteration from 1 on, (h, w, K); those before `iteration` are used.
         node: (row, column) of the receiver.
         iteration: 1 … T; 0 for the unary message alone.
@@ -73,7 +80,7 @@ def node_messages(
     believed = [head.initial_beliefs(field).logits[0], *logits]
     slots = field.graph.slots(node)
     for index, relation in enumerate(head.relations):
-        senders = tuple(slot.sender for slot in slots if slot.relation == index)
+        senders = tuple(slot.sender for slot in slots if slot.relation == index and talks(field, slot.sender))
         if not senders:
             values = unary.new_zeros(0, len(unary))
         elif relation.form == "box":
@@ -87,6 +94,11 @@ def node_messages(
     return factors
 
 
+def talks(field: Field, node: Node) -> bool:
+    """Whether a node exists; others are padding inside a map."""
+    return field.talking is None or bool(field.talking[(0, *node)])
+
+
 def _pair_messages(
     head: MessagePassing, field: Field, believed: Sequence[Tensor], index: int, edges: _Edges, iteration: int
 ) -> Tensor:
@@ -98,7 +110,7 @@ def _pair_messages(
         told = told - _pair_messages(head, field, believed, mirror, edges.reversed(), iteration - 1)
     features = field.features[name][0]
     estimator = head.stage(iteration - 1)[name]
-    scale = head.scale(field, field.graph.offsets[index])[0][edges.receivers]  # (n, 1)
+    scale = message_scale(head.rules, field, field.graph.offsets[index])[0][edges.receivers]  # (n, 1)
     message: Tensor = estimator(
         features[edges.receivers], features[edges.senders], torch.log_softmax(told, -1)
     )
