@@ -1,0 +1,168 @@
+"""Commands that use models: predict, evaluate, serve."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import TaskID
+
+from messagenet.cli.options import (
+    ClassesOption,
+    DataOption,
+    FlipOption,
+    KeepOption,
+    RestOption,
+    ScalesOption,
+    ScoredVoidOption,
+    numbers,
+    words,
+)
+from messagenet.cli.screen import complain, console, progress, say
+from messagenet.files import write_atomically
+
+
+def predict(
+    images: Annotated[list[str], typer.Argument(help="Image files, folders or globs.")],
+    model: Annotated[
+        Path, typer.Option("--model", "-m", help="Folder of a saved model, such as `runs/mine/best`.")
+    ],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the results.")] = Path("predictions"),
+    save: Annotated[
+        str,
+        typer.Option(help="What to write: `mask`, `overlay`, `entropy`, `probs`, `voc`; comma-separated."),
+    ] = "mask,overlay",
+    flip: FlipOption = False,
+    scales: ScalesOption = "1",
+    tile: Annotated[
+        int, typer.Option(help="Images larger than this many pixels are predicted in tiles.")
+    ] = 1024,
+    refine: Annotated[
+        bool,
+        typer.Option("--refine", help="Refine with a dense CRF, which draws labels to edges in the image."),
+    ] = False,
+    ray: Annotated[
+        bool, typer.Option(help='Share the work out over a Ray cluster (`pip install "messagenet[ray]"`).')
+    ] = False,
+    workers: Annotated[int | None, typer.Option(help="How many processes Ray uses; all by default.")] = None,
+) -> None:
+    """Segment images of any size.
+
+    `messagenet predict photos/ --model runs/mine/best` writes a palette PNG and an overlay for each photo. Images
+    that cannot be read are left out and named at the end; the exit code is then 2.
+    """
+    from messagenet import verbs
+
+    with progress("predicting") as bar:
+        task = bar.add_task("images", total=None)
+        predicted = verbs.predict(
+            images,
+            model,
+            out,
+            save=words(save) or [],
+            flip=flip,
+            scales=numbers(scales),
+            tile=tile,
+            refine=refine,
+            ray=ray,
+            workers=workers,
+            progress=lambda done, total: bar.update(task, completed=done, total=total),
+        )
+    if predicted.written:
+        say(f"{len(predicted.files)} files of {len(predicted.written)} images written to {out}")
+    if predicted.failed:
+        total = len(predicted.written) + len(predicted.failed)
+        complain(f"{len(predicted.failed)} of {total} images could not be predicted:")
+        for reason in predicted.failed.values():
+            Console(stderr=True).print(f"  {reason}", markup=False, highlight=False, soft_wrap=True)
+        raise typer.Exit(2)
+
+
+def evaluate(
+    model: Annotated[
+        list[Path], typer.Option("--model", "-m", help="Folder of a saved model; repeat to compare.")
+    ],
+    data: DataOption = "synthetic",
+    split: Annotated[str, typer.Option(help="Part of the data set to score on.")] = "val",
+    classes: ClassesOption = None,
+    void: ScoredVoidOption = None,
+    keep: KeepOption = None,
+    rest: RestOption = "void",
+    flip: FlipOption = False,
+    scales: ScalesOption = "1",
+    refine: Annotated[
+        bool, typer.Option("--refine", help="Score every model with a dense CRF on top as well.")
+    ] = False,
+    report: Annotated[Path | None, typer.Option(help="Write a self-contained HTML report here.")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the scores here.")] = None,
+) -> None:
+    """Score models on labelled images: IoU, accuracy, boundaries, calibration.
+
+    `messagenet evaluate --model runs/a/best --model runs/b/best --data folder:street --report report.html`
+    """
+    from messagenet import verbs
+    from messagenet.evaluation import scores_table
+
+    with progress("scoring") as bar:
+        tasks: dict[str, TaskID] = {}
+
+        def advance(name: str, done: int, total: int) -> None:
+            if name not in tasks:
+                tasks[name] = bar.add_task(name, total=total)
+            bar.update(tasks[name], completed=done)
+
+        named = verbs.evaluate_models(
+            model,
+            data,
+            split=split,
+            classes=classes,
+            void_values=void,
+            keep=words(keep),
+            rest=rest,  # type: ignore[arg-type]
+            flip=flip,
+            scales=numbers(scales),
+            refine=refine,
+            report=report,
+            progress=advance,
+        )
+    console.print(scores_table(named, f"{data} ({split})"))
+    if json_file:
+        content = {name: scores.to_dict() for name, scores in named.items()}
+        write_atomically(json_file, (json.dumps(content, indent=2) + "\n").encode())
+    if report:
+        say(f"report: {report}")
+
+
+def serve(
+    model: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--model",
+            "-m",
+            help="Folder of a saved model; repeat to compare. Left out: those of `messagenet demo`.",
+        ),
+    ] = None,
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 for any that is free.")] = 8765,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; only this machine can reach the default.")
+    ] = "127.0.0.1",
+    samples: Annotated[
+        Path | None, typer.Option(help="Folder of images to offer; synthetic scenes by default.")
+    ] = None,
+    browser: Annotated[
+        bool | None,
+        typer.Option("--open/--no-open", help="Show the page in the browser. By default on a terminal."),
+    ] = None,
+) -> None:
+    """Open the message explorer: a local page that shows which messages made the model decide so.
+
+    `messagenet serve --model runs/mine/best` needs `pip install "messagenet[serve]"`. Ctrl-C ends it.
+    """
+    from messagenet.serving import serve as serve_explorer
+
+    show = sys.stdout.isatty() if browser is None else browser
+    serve_explorer(model or [], host=host, port=port, samples=samples, open_browser=show)

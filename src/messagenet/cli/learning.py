@@ -1,0 +1,133 @@
+"""Commands that make models: train, tune, and the settings of a training."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from messagenet.cli.options import (
+    DATA_HELP,
+    ClassesOption,
+    DataOption,
+    KeepOption,
+    RestOption,
+    ScoredVoidOption,
+    VoidOption,
+    words,
+)
+from messagenet.cli.screen import console, progress, say
+from messagenet.errors import InputError
+
+
+def train(
+    data: Annotated[str | None, typer.Option("--data", "-d", help=DATA_HELP)] = None,
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the run.")] = Path("runs/latest"),
+    preset: Annotated[
+        str | None, typer.Option(help="Settings to start from: `fast`, `tiny` or `paper-vgg16`.")
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="YAML file of settings, as saved with every run.")
+    ] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="Change a setting: `a.b=value`; repeatable.")
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="What to train: `message`, `unary`, or a system to compare with: `context_crf`, `crf_pseudo`, "
+            "`crf_likelihood`, `deeplab_crf`, `crf_rnn`, `inference_machine`, `ensemble`, `convolution`, `dilated`, "
+            "`fcn8s`."
+        ),
+    ] = None,
+    classes: ClassesOption = None,
+    void: VoidOption = None,
+    keep: KeepOption = None,
+    rest: Annotated[
+        str | None, typer.Option(help="What the classes not kept become: `void` or `background`.")
+    ] = None,
+    epochs: Annotated[int | None, typer.Option(help="How often to go through the training images.")] = None,
+    resume: Annotated[bool, typer.Option(help="Go on with an interrupted run in the same folder.")] = False,
+) -> None:
+    """Train a model on a data set.
+
+    `messagenet train --data folder:street --preset fast --out runs/street` trains a small, strong network on
+    `street/images` and `street/masks`; the best model is then in `runs/street/best`. Without a preset, `tiny` is
+    used for synthetic scenes and `fast` for photographs. Ctrl-C stops after the current step; `--resume` goes on.
+    """
+    from messagenet import verbs
+    from messagenet.training import Bar
+    from messagenet.training.processes import is_first_process
+
+    result = verbs.train(
+        data,
+        out,
+        preset=preset,
+        config=config,
+        settings=set_ or [],
+        model=model,  # type: ignore[arg-type]
+        classes=classes,
+        void_values=void,
+        keep=words(keep),
+        rest=rest,  # type: ignore[arg-type]
+        epochs=epochs,
+        resume=resume,
+        progress=Bar(console),
+    )
+    if result.interrupted:
+        raise typer.Exit(130)
+    if is_first_process():
+        say(f"the best model is in {out / 'best'}: messagenet predict IMAGES --model {out / 'best'}")
+
+
+def settings(
+    preset: Annotated[
+        str, typer.Argument(help="`default`, `fast`, `tiny`, `paper-vgg16`, or a YAML file.")
+    ] = "default",
+) -> None:
+    """Print every setting of a training, with its meaning and its value in a preset.
+
+    `messagenet settings fast > mine.yaml`, edit, then `messagenet train --config mine.yaml --data folder:DIR`.
+    """
+    from messagenet.training.config_files import config_text, load_config
+
+    sys.stdout.write(config_text(load_config(preset)))
+
+
+def tune(
+    model: Annotated[Path, typer.Option("--model", "-m", help="Folder of a saved model with a CRF.")],
+    data: DataOption,
+    split: Annotated[
+        str, typer.Option(help="Held-out part of the data set: neither trained nor scored on.")
+    ] = "val",
+    classes: ClassesOption = None,
+    void: ScoredVoidOption = None,
+    keep: KeepOption = None,
+    rest: RestOption = "void",
+    limit: Annotated[int, typer.Option(help="Use only so many images.")] = 100,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Folder for the tuned model; its own by default.")
+    ] = None,
+) -> None:
+    """Search what training does not learn (pairwise scale, kernels of a dense CRF) on held-out images."""
+    from messagenet.data import Subset, open_data
+    from messagenet.models import SegmentationNet
+    from messagenet.training.tune import tune as search
+
+    net = SegmentationNet.from_pretrained(model)
+    voids = void or net.void_values or None
+    held_out = open_data(data, split, classes, voids, words(keep), rest)  # type: ignore[arg-type]
+    with progress("trying") as bar:
+        task = bar.add_task("values", total=None)
+        trials = search(
+            net,
+            Subset(held_out, range(min(limit, len(held_out)))),
+            progress=lambda done, total: bar.update(task, completed=done, total=total),
+        )
+    if not trials:
+        raise InputError(f"{model} has nothing to tune; only models with a CRF have")
+    best = ", ".join(f"{name} {value:g}" for name, value in trials[0].values.items())
+    say(f"{best}: mean IoU {trials[0].mean_iou:.1%} (worst {trials[-1].mean_iou:.1%})")
+    say(f"tuned model: {net.save(out or model)}")

@@ -1,0 +1,143 @@
+"""Commands for research: the demo, comparisons of systems, inference in graphical models, checks of data."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from messagenet.cli.options import DATA_HELP, ClassesOption, VoidOption, numbers, words
+from messagenet.cli.screen import advance, console, progress, say
+from messagenet.files import write_atomically
+
+
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder for the models and pictures.")] = Path("demo"),
+    seed: Annotated[int, typer.Option(help="Seed of the scenes and of the training.")] = 0,
+) -> None:
+    """Train a unary and a message model on synthetic scenes, compare them, and draw what each one sees.
+
+    In the scenes, sky and water look the same, and so do cloud, foam and snow: only the arrangement tells.
+    """
+    from messagenet.demo import run_demo
+
+    run_demo(out, seed=seed, console=console)
+
+
+def compare(
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for runs, table and plots.")],
+    rows: Annotated[
+        str,
+        typer.Option(
+            help="Comma-separated systems, e.g. `unary,message,context_crf`; `all` that fit the backbone."
+        ),
+    ] = "unary,convolution,context_crf,message",
+    study: Annotated[
+        Path | None,
+        typer.Option(
+            help="YAML file of rows, shared settings and seeds, such as `recipes/study-scenes.yaml`."
+        ),
+    ] = None,
+    data: Annotated[str | None, typer.Option("--data", "-d", help=DATA_HELP)] = None,
+    preset: Annotated[str | None, typer.Option(help="Settings that all rows share.")] = None,
+    config: Annotated[Path | None, typer.Option(help="YAML file of settings that all rows share.")] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="Change a setting of all rows: `a.b=value`; repeatable.")
+    ] = None,
+    seeds: Annotated[
+        str | None, typer.Option(help="Comma-separated seeds of the trainings; `0,1,2` by default.")
+    ] = None,
+    held_out: Annotated[
+        int | None,
+        typer.Option(help="Training images kept from all rows, to tune what training does not learn; 20."),
+    ] = None,
+    epochs: Annotated[int | None, typer.Option(help="How often to go through the training images.")] = None,
+) -> None:
+    """Train and score systems side by side, with equal budgets and seeds, and write one table.
+
+    `messagenet compare --rows unary,message,crf_rnn --data synthetic --out comparisons/scenes` writes comparison.md,
+    .csv, .json and plots. Rows that are finished are not trained again, so an interrupted comparison goes on.
+    """
+    from messagenet.comparison import compare as compare_systems
+    from messagenet.comparison import markdown
+    from messagenet.comparison.rows import find_rows, fitting_rows
+    from messagenet.comparison.study import Study, read_study
+    from messagenet.comparison.watch import Console as Watch
+    from messagenet.training.choose import choose_config
+
+    plan = Study() if study is None else read_study(study)
+    shared = choose_config(
+        data=data,
+        preset=preset or (None if config else plan.preset),
+        file=config,
+        overrides=[*plan.settings, *(set_ or [])],
+        epochs=epochs,
+    )
+    wanted = list(fitting_rows(shared.model.backbone)) if rows == "all" else find_rows(words(rows) or [])
+    outcomes = compare_systems(
+        plan.rows or wanted,
+        shared,
+        plan.seeds if seeds is None else [int(seed) for seed in numbers(seeds, "--seeds", "0,1,2")],
+        out,
+        held_out=plan.held_out if held_out is None else held_out,
+        watcher=Watch(console),
+    )
+    say(markdown(outcomes))
+    say(f"table and plots: {out}")
+
+
+def infer(
+    model: Annotated[Path, typer.Argument(help="A `.uai` (MARKOV or BAYES) or libDAI `.fg` file.")],
+    evidence: Annotated[Path | None, typer.Option("--evidence", "-e", help="UAI evidence file.")] = None,
+    engine: Annotated[str, typer.Option(help="`exact`, `bp`, `trw`, `trws` (MAP only) or `mf`.")] = "exact",
+    task: Annotated[
+        str, typer.Option(help="`mar` marginals, `pr` log10 Z, `map` the most probable state.")
+    ] = "mar",
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="File to write; the terminal by default.")
+    ] = None,
+) -> None:
+    """Answer a query on a discrete graphical model, and write it as the UAI competitions do.
+
+    `messagenet infer grid.uai --evidence grid.evid --engine bp --task mar --out grid.MAR`
+    """
+    from messagenet.inference.files import format_result, solve
+
+    graph, result = solve(model, evidence, engine, task)  # type: ignore[arg-type]
+    if not result.converged:
+        print(
+            f"{engine} did not converge in {result.iterations} iterations: its answer is a guess",
+            file=sys.stderr,
+        )
+    text = format_result(graph, result, task)  # type: ignore[arg-type]
+    if out:
+        write_atomically(out, text.encode())
+    else:
+        sys.stdout.write(text)
+
+
+def check(
+    data: Annotated[str, typer.Argument(help=DATA_HELP)],
+    split: Annotated[str | None, typer.Option(help="Part of the data set; all of it by default.")] = None,
+    sheet: Annotated[Path | None, typer.Option(help="Write a contact sheet (PNG) here.")] = None,
+    classes: ClassesOption = None,
+    void: VoidOption = None,
+    every: Annotated[bool, typer.Option("--all", help="List every problem, not one of each kind.")] = False,
+) -> None:
+    """Count images, sizes and labels, and list everything that would trip a training.
+
+    Problems of one kind are told once, with the first files that have them. Exits with 2 if there is a problem.
+    """
+    from messagenet.data import check_data, open_data
+    from messagenet.report import contact_sheet, save_png
+
+    labelled = open_data(data, split, classes, void, strict=False)
+    with progress("checking") as bar:
+        report = check_data(labelled, progress=advance(bar, "images", len(labelled)))
+    say(report.summary(every))
+    if sheet:
+        say(f"contact sheet: {save_png(contact_sheet(labelled), sheet)}")
+    if report.problems:
+        raise typer.Exit(2)
