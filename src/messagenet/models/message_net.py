@@ -32,7 +32,7 @@ class MessageNet(SegmentationNet):
     torch.Size([1, 3, 40, 50])
 
     Args:
-        backbone: Name of a backbone ("vgg16", "efficientnet_lite0", "tiny"), or any module that turns
+        backbone: Name of a backbone ("vgg16", "efficientnet_lite0", 1 or 2, "tiny"), or any module that turns
             normalised images into a feature map and has `channels` and `stride`.
         classes: What the labels mean: a class list, their names, or how many there are.
         relations: Which neighbours send messages; the paper's three by default.

