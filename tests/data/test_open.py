@@ -5,9 +5,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from messagenet.data import FolderData, Joined, SbdData, SyntheticScenes, VocData, open_data
+from messagenet.data import FolderData, Joined, SbdData, SyntheticScenes, VocData, is_generated, open_data
 from messagenet.data.open import FORMS
 from messagenet.errors import InputError
+
+
+def test_noisy() -> None:
+    data = open_data("noisy:7", "test", seed=4)
+    assert (len(data), data.classes.names) == (7, ("blue", "earth", "white", "red"))
+    assert is_generated("noisy:7")
+    assert is_generated("synthetic")
+    assert not is_generated("voc:noisy")
+    with pytest.raises(InputError, match="noisy:500"):
+        open_data("noisy:many")
 
 
 def test_synthetic() -> None:

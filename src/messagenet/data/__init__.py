@@ -3,6 +3,7 @@
 Everything yields `Sample`s of uint8 arrays; `open_data` opens any data set from one line of text.
 """
 
+from messagenet.data.balance import balanced
 from messagenet.data.batch import Batch, collate, to_tensor
 from messagenet.data.check import CheckReport, check_data
 from messagenet.data.classes import VOC_CLASSES, VOC_NAMES, VOID, Classes, read_classes, voc_palette
@@ -10,7 +11,7 @@ from messagenet.data.dataset import FilePair, PairedFiles, Sample, SegmentationD
 from messagenet.data.folder import FolderData
 from messagenet.data.images import decode_image, decode_mask, find_images, read_image, read_mask
 from messagenet.data.loader import BatchSampler, EpochData, epoch_order
-from messagenet.data.open import open_data
+from messagenet.data.open import is_generated, open_data
 from messagenet.data.sbd import SbdData, train_aug
 from messagenet.data.synthetic import SCENE_CLASSES, SyntheticScenes
 from messagenet.data.transforms import MEAN_COLOUR, Augment, generator
@@ -41,6 +42,7 @@ __all__ = [
     "SyntheticScenes",
     "VocData",
     "as_labels",
+    "balanced",
     "check_data",
     "collate",
     "decode_image",
@@ -49,6 +51,7 @@ __all__ = [
     "find_images",
     "generator",
     "hold_out",
+    "is_generated",
     "open_data",
     "read_classes",
     "read_image",

@@ -61,6 +61,10 @@ class SegmentationData(ABC):
     def load(self, index: int) -> Sample:
         """Reads the sample at an index from 0 to len − 1."""
 
+    def read_labels(self, index: int) -> LabelArray | None:
+        """The mask of a sample alone; None when it has none."""
+        return self.load(index).mask
+
     def __getitem__(self, index: int) -> Sample:
         return self.load(range(len(self))[index])
 

@@ -1,6 +1,7 @@
 """One line that names a data set, as the command line and configuration files write it.
 
-    synthetic, synthetic:COUNT    generated scenes
+    synthetic, synthetic:COUNT    generated scenes whose labels only context can tell
+    noisy, noisy:COUNT            the same with blotches, labelled by what can be seen
     folder:DIR                    images/, masks/ and classes.txt
     voc:DIR                       a PASCAL VOC devkit
     voc:DIR,SBD_DIR               the same, with SBD for the split `trainaug`
@@ -19,14 +20,26 @@ from typing import Literal
 from messagenet.data.classes import VOC_CLASSES, VOID, Classes, read_classes
 from messagenet.data.dataset import SegmentationData
 from messagenet.data.folder import FolderData
+from messagenet.data.noisy_scenes import NoisyScenes
 from messagenet.data.sbd import SbdData, find_sbd, train_aug
 from messagenet.data.synthetic import SyntheticScenes
 from messagenet.data.views import Restricted
 from messagenet.data.voc import LISTS, VocData, find_devkit
 from messagenet.errors import InputError, nearest
 
-FORMS = ("synthetic", "synthetic:COUNT", "folder:DIR", "voc:DIR", "voc:DIR,SBD_DIR", "sbd:DIR", "DIR")
-KINDS = ("synthetic", "folder", "voc", "sbd")
+FORMS = (
+    "synthetic",
+    "synthetic:COUNT",
+    "noisy",
+    "noisy:COUNT",
+    "folder:DIR",
+    "voc:DIR",
+    "voc:DIR,SBD_DIR",
+    "sbd:DIR",
+    "DIR",
+)
+GENERATED = {"synthetic": SyntheticScenes, "noisy": NoisyScenes}
+KINDS = (*GENERATED, "folder", "voc", "sbd")
 SCENES = {"train": 2000, "val": 200, "test": 200}
 TRAIN_AUG = ("trainaug", "train_aug")
 
@@ -50,7 +63,7 @@ def open_data(
         void_values: Mask values that mean "not labelled", besides 255.
         keep: Names or ids of the only classes to keep.
         rest: What becomes of the classes not kept.
-        seed: Which synthetic scenes.
+        seed: Which generated scenes.
         strict: Whether a folder with unpaired files is refused; otherwise its `problems` list them.
 
     >>> open_data("synthetic:50", split="val")[0].name
@@ -60,10 +73,11 @@ def open_data(
     known = read_classes(classes) if isinstance(classes, str | Path) else classes
     voids = tuple(void_values) if void_values is not None else (VOID,)
     data: SegmentationData
-    if kind == "synthetic":
+    if kind in GENERATED:
         if known is not None:
-            raise InputError("the synthetic scenes have classes of their own; choose among them with keep")
-        data = SyntheticScenes(_count(place, split or "train"), seed=seed, split=split or "train")
+            raise InputError(f"the {kind} scenes have classes of their own; choose among them with keep")
+        part = split or "train"
+        data = GENERATED[kind](_count(kind, place, part), seed=seed, split=part)
     elif kind == "folder":
         data = FolderData(place, known, voids, split=split, strict=strict)
     elif kind == "sbd":
@@ -71,6 +85,15 @@ def open_data(
     else:
         data = _open_voc(place, split or "train", voids, known or VOC_CLASSES)
     return Restricted(data, keep, rest) if keep else data
+
+
+def is_generated(spec: str | Path) -> bool:
+    """Whether a specification names scenes that are made on demand.
+
+    >>> is_generated("noisy:500"), is_generated("folder:photos")
+    (True, False)
+    """
+    return str(spec).partition(":")[0] in GENERATED
 
 
 def recognise(folder: Path) -> str | None:
@@ -88,7 +111,7 @@ def recognise(folder: Path) -> str | None:
 
 def _parse(spec: str) -> tuple[str, str]:
     kind, colon, place = spec.partition(":")
-    if kind in KINDS and (kind == "synthetic" or place):
+    if kind in KINDS and (kind in GENERATED or place):
         return kind, place
     if spec and Path(spec).is_dir():
         found = recognise(Path(spec))
@@ -103,11 +126,11 @@ def _parse(spec: str) -> tuple[str, str]:
     )
 
 
-def _count(place: str, split: str) -> int:
+def _count(kind: str, place: str, split: str) -> int:
     if not place:
         return SCENES.get(split, 1)
     if not place.isdecimal():
-        raise InputError(f'"synthetic:{place}" needs a number of scenes, such as synthetic:500')
+        raise InputError(f'"{kind}:{place}" needs a number of scenes, such as {kind}:500')
     return int(place)
 
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from messagenet.data.classes import VOID, Classes, voc_palette
 from messagenet.data.dataset import Sample, SegmentationData
+from messagenet.data.images import LabelArray
 from messagenet.errors import InputError
 
 BACKGROUND = "background"
@@ -66,6 +67,11 @@ class Restricted(SegmentationData):
         sample = self.data[index]
         return sample if sample.mask is None else replace(sample, mask=self._new_id[sample.mask])
 
+    def read_labels(self, index: int) -> LabelArray | None:
+        """Reads a mask and renumbers it."""
+        labels = self.data.read_labels(index)
+        return None if labels is None else self._new_id[labels]
+
 
 class Subset(SegmentationData):
     """Some samples of a data set, in the order given."""
@@ -87,6 +93,10 @@ class Subset(SegmentationData):
     def load(self, index: int) -> Sample:
         """Reads a sample of the data set underneath."""
         return self.data.load(self.indices[index])
+
+    def read_labels(self, index: int) -> LabelArray | None:
+        """Reads a mask of the data set underneath."""
+        return self.data.read_labels(self.indices[index])
 
 
 class Joined(SegmentationData):
@@ -115,6 +125,11 @@ class Joined(SegmentationData):
         """Reads a sample of the part it is in."""
         part, place = self._locate(index)
         return part.load(place)
+
+    def read_labels(self, index: int) -> LabelArray | None:
+        """Reads a mask of the part it is in."""
+        part, place = self._locate(index)
+        return part.read_labels(place)
 
     def _locate(self, index: int) -> tuple[SegmentationData, int]:
         part = bisect.bisect_right(self._ends, index)

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from messagenet.data import is_generated
 from messagenet.errors import InputError
 from messagenet.models import KINDS
 from messagenet.training.config import TrainConfig
@@ -25,7 +26,7 @@ def choose_config(
 ) -> TrainConfig:
     """The configuration of a run.
 
-    Without a preset or a file, synthetic scenes start from "tiny" and photographs from "fast".
+    Without a preset or a file, generated scenes start from "tiny" and photographs from "fast".
 
     >>> choose_config(data="synthetic:200", kind="unary").model.backbone
     'tiny'
@@ -45,7 +46,7 @@ def choose_config(
         raise InputError(f"there is no run to resume in {run_folder}; leave --resume out to start one")
     if data is None and not (saved or file or preset):
         raise InputError("say what to train on: --data folder:DIR, or --data synthetic to try it out")
-    start = saved or file or preset or ("tiny" if str(data).startswith("synthetic") else "fast")
+    start = saved or file or preset or ("tiny" if data and is_generated(data) else "fast")
     config = merged(load_config(start), _sections(data, shortcuts))
     return apply_overrides(config, overrides)
 

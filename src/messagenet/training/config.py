@@ -29,6 +29,8 @@ class DataConfig:
         void_values: Mask values that mean "not labelled", besides 255.
         keep: Names or ids of the only classes to keep; null for all.
         rest: What becomes of the others: "void" or "background".
+        balance: How much more often to show images of rare classes: 0 for not at all, 0.5 for moderately, 1 for all
+            classes about equally often. An epoch grows by the repetitions.
         val_limit: Score only so many images, evenly spread over the split; null for all.
         seed: Which synthetic scenes.
     """
@@ -40,10 +42,12 @@ class DataConfig:
     void_values: tuple[int, ...] = ()
     keep: tuple[str | int, ...] | None = None
     rest: Literal["void", "background"] = "void"
+    balance: float = 0.0
     val_limit: int | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
+        between(0, 1, balance=self.balance)
         if self.val_limit is not None:
             at_least(1, val_limit=self.val_limit)
 

@@ -1,0 +1,66 @@
+"""Showing images of rare classes more often.
+
+A score that averages over classes counts a class that is in few images as much as one that is in many. With f_c the
+share of images that class c is in, an image is shown in proportion to
+
+    r = max over its classes of (1 / f_c)^power
+
+(Gupta, Dollár & Girshick, LVIS, arXiv 1908.03195, repeat factor sampling, without its threshold). Power 0 leaves
+everything as it is; 1 shows every class about equally often, and the images of the rarest again and again.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from messagenet.data.classes import VOID
+from messagenet.data.dataset import SegmentationData
+from messagenet.data.seeds import random_stream
+from messagenet.data.views import Subset
+
+
+def balanced(data: SegmentationData, power: float, seed: int = 0) -> Subset:
+    """The data set with images of rare classes repeated; reads every mask once.
+
+    Each image is there at least once. Whether an image that is due 2.4 times comes twice or three times is drawn.
+    """
+    indices = repeated(repeat_factors(class_presence(data), power), seed)
+    return Subset(data, indices.tolist())
+
+
+def class_presence(data: SegmentationData) -> NDArray[np.bool_]:
+    """Says which classes are in which image, (images, K)."""
+    presence = np.zeros((len(data), data.classes.num_classes), bool)
+    for index, row in enumerate(presence):
+        labels = data.read_labels(index)
+        if labels is not None:
+            row[np.setdiff1d(labels, [VOID])] = True
+    return presence
+
+
+def repeat_factors(presence: NDArray[np.bool_], power: float) -> NDArray[np.float64]:
+    """How often each image is due; 1 for those of the most common kind.
+
+    >>> repeat_factors(np.array([[1, 1, 0], [1, 1, 0], [1, 1, 0], [1, 1, 1]], bool), power=0.5)
+    array([1., 1., 1., 2.])
+    """
+    share = presence.mean(0)
+    rarity = np.where(share > 0, share, 1.0) ** -power
+    due = np.where(presence, rarity, 1.0).max(1)
+    factors: NDArray[np.float64] = due / due.min()
+    return factors
+
+
+def repeated(factors: NDArray[np.float64], seed: int) -> NDArray[np.int64]:
+    """Indices repeated as often as they are due, rounded up or down at random but right in total.
+
+    >>> repeated(np.array([1.0, 1.5, 1.5]), seed=0).tolist()
+    [0, 1, 2, 2]
+    """
+    rng = random_stream("balance", seed)
+    order = rng.permutation(len(factors))
+    ends = np.floor(np.cumsum(factors[order]) + rng.random()).astype(int)
+    times = np.empty(len(factors), int)
+    times[order] = np.diff(ends, prepend=0)
+    return np.repeat(np.arange(len(factors)), times)

@@ -1,0 +1,60 @@
+"""Balance: rare classes come more often, in total as often as they are due, and nobody is left out."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from messagenet.data import VOID, Restricted, SyntheticScenes, balanced
+from messagenet.data.balance import class_presence, repeat_factors, repeated
+from messagenet.data.views import Joined, Subset
+
+
+@given(
+    factors=st.lists(st.floats(1, 9), min_size=1, max_size=60),
+    seed=st.integers(0, 99),
+)
+@settings(deadline=None)
+def test_everyone_comes_as_often_as_due_give_or_take_one(factors: list[float], seed: int) -> None:
+    due = np.array(factors)
+    times = np.bincount(repeated(due, seed), minlength=len(due))
+    assert (times >= 1).all()
+    assert (np.abs(times - due) < 1 + 1e-6).all()
+    assert abs(times.sum() - due.sum()) <= 1 + 1e-6
+
+
+def test_rounding_is_right_on_average() -> None:
+    due = np.array([1.0, 1.3, 2.5, 1.9])
+    times = np.mean([np.bincount(repeated(due, seed), minlength=4) for seed in range(2000)], axis=0)
+    np.testing.assert_allclose(times, due, atol=0.05)
+
+
+def test_with_power_1_classes_that_never_meet_come_equally_often() -> None:
+    presence = np.zeros((120, 3), bool)
+    presence[:80, 0] = presence[80:110, 1] = presence[110:, 2] = True
+    shown = presence[repeated(repeat_factors(presence, 1.0), seed=0)].sum(0)
+    assert shown.max() - shown.min() <= 2
+    assert (repeat_factors(presence, 0.0) == 1).all()
+
+
+def test_presence_is_read_from_masks_through_all_views() -> None:
+    scenes = SyntheticScenes(12)
+    kept = Restricted(scenes, ["sky", "house", "foam"])
+    mixed = Joined([Subset(kept, [5, 1]), kept], "both")
+    presence = class_presence(mixed)
+    for row, sample in zip(presence, mixed, strict=True):
+        assert sample.mask is not None
+        assert set(np.flatnonzero(row)) == set(np.unique(sample.mask)) - {VOID}
+
+
+def test_a_balanced_set_shows_the_same_samples_the_rare_ones_more_often() -> None:
+    scenes = SyntheticScenes(40)
+    shown = balanced(scenes, 0.5)
+    assert set(shown.indices) == set(range(40))
+    presence = class_presence(scenes)
+    rarest = presence.sum(0).argmin()
+    more = presence[shown.indices][:, rarest].mean()
+    assert more > presence[:, rarest].mean()
+    names = [shown.sample_name(index) for index in range(len(shown))]
+    assert names == [shown[index].name for index in range(len(shown))]
