@@ -33,8 +33,10 @@ def test_deeplab_is_trained_as_its_unary():
         assert net.loss(images, masks, **options) == unary.loss(images, masks, **options)
 
 
-def test_potts_and_published_weights_are_where_crf_rnn_starts():
-    net, plain = random_net(CRFRNN).eval(), random_net(DeepLabCRF).eval()
+def test_potts_and_the_given_weights_are_where_crf_rnn_starts():
+    weights = {"spatial_weight": 3.0, "bilateral_weight": 10.0}
+    net, plain = random_net(CRFRNN, kernels=weights).eval(), random_net(DeepLabCRF).eval()
+    assert [kernel.weight for kernel in random_net(CRFRNN).kernels] == [1.0, 1.0]
     plain.load_state_dict({name: v for name, v in net.state_dict().items() if name in plain.state_dict()})
     images = torch.rand(1, 3, 13, 18, dtype=torch.float64)
     torch.testing.assert_close(net(images).softmax(1), plain(images).softmax(1))
@@ -49,7 +51,9 @@ def test_crf_rnn_iterates_less_in_training():
 
 
 def test_gradients_of_crf_rnn_by_finite_differences():
-    net = random_net(CRFRNN, training_iterations=2, bilateral_weight=1.5, spatial_weight=0.7).train()
+    net = random_net(
+        CRFRNN, training_iterations=2, kernels={"bilateral_weight": 1.5, "spatial_weight": 0.7}
+    ).train()
     images, masks = torch.rand(1, 3, 8, 8, dtype=torch.float64), torch.randint(0, 3, (1, 8, 8))
     net.loss(images, masks).total.backward()
     for parameter, place in (
@@ -70,7 +74,7 @@ def test_gradients_of_crf_rnn_by_finite_differences():
 
 @pytest.mark.parametrize("stride", [1, 2, 4])
 def test_lengths_are_in_pixels_at_every_resolution(stride):
-    net = random_net(DeepLabCRF, working_stride=stride, bilateral_position=20.0).eval()
+    net = random_net(DeepLabCRF, working_stride=stride, kernels={"bilateral_position": 20.0}).eval()
     assert net.kernels[1].position == 20.0 / stride
     images = torch.rand(1, 3, 13, 18, dtype=torch.float64)
     assert net(images).shape == (1, 3, -(-13 // stride), -(-18 // stride))
@@ -92,6 +96,6 @@ def test_noise_goes_and_boundaries_stay():
 
 def test_unknown_kernels_and_resolutions_are_refused():
     with pytest.raises(InputError, match='did you mean "bilateral_colour"'):
-        DeepLabCRF("tiny", 3, bilateral_color=3.0)
+        DeepLabCRF("tiny", 3, kernels={"bilateral_color": 3.0})
     with pytest.raises(InputError, match="1, 2 or 4"):
         CRFRNN("tiny", 3, working_stride=3)

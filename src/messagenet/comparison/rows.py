@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from messagenet.errors import InputError, nearest
 from messagenet.models import KINDS
+from messagenet.models.fcn8s import BACKBONES as FCN8S_BACKBONES
 from messagenet.training import TrainConfig, apply_overrides
 
 
@@ -18,19 +19,21 @@ class Row:
         name: What tables and folders call it.
         settings: What it changes, such as "model.kind=unary".
         label: What it is, in words.
+        backbones: Those it can be built on; all if none is named.
     """
 
     name: str
     settings: tuple[str, ...]
     label: str = ""
+    backbones: tuple[str, ...] = ()
 
     def config(self, shared: TrainConfig, seed: int) -> TrainConfig:
         """Its configuration for one seed."""
         return apply_overrides(shared, [*self.settings, f"run.seed={seed}"])
 
 
-def _kind(name: str, label: str) -> Row:
-    return Row(name, (f"model.kind={name}",), label)
+def _kind(name: str, label: str, backbones: tuple[str, ...] = ()) -> Row:
+    return Row(name, (f"model.kind={name}",), label, backbones)
 
 
 def _messages(iterations: int) -> Row:
@@ -42,7 +45,7 @@ ROWS: dict[str, Row] = {
     row.name: row
     for row in (
         _kind("unary", "unary only"),
-        _kind("fcn8s", "FCN-8s"),
+        _kind("fcn8s", "FCN-8s", tuple(FCN8S_BACKBONES)),
         _kind("deeplab_crf", "DeepLab-CRF"),
         Row(
             "deeplab_mcl",
@@ -52,6 +55,7 @@ ROWS: dict[str, Row] = {
                 "model.backbone_options={scales: [1.0, 0.75, 0.5], fc6_channels: 1024, fc6_kernel: 7}",
             ),
             "DeepLab-MCL: VGG-16 at three scales, large field of view",
+            ("vgg16",),
         ),
         _kind("crf_rnn", "CRF-RNN"),
         _kind("context_crf", "CRF, piecewise (ContextDCRF)"),
@@ -78,6 +82,15 @@ ROWS: dict[str, Row] = {
 """Rows by name; "message" has the iterations of the shared configuration."""
 
 assert set(KINDS) <= set(ROWS)
+
+
+def fitting_rows(backbone: str) -> list[Row]:
+    """All rows that can be built on a backbone.
+
+    >>> {"fcn8s", "deeplab_mcl"} & {row.name for row in fitting_rows("tiny")}
+    set()
+    """
+    return [row for row in ROWS.values() if not row.backbones or backbone in row.backbones]
 
 
 def find_rows(wanted: Iterable[str | Row] | Mapping[str, Sequence[str]]) -> list[Row]:

@@ -31,14 +31,14 @@ class Study:
     """What a study file says.
 
     Attributes:
-        rows: The systems.
+        rows: The systems; none to choose them elsewhere.
         preset: What all of them start from; None to choose by the data.
         settings: What they all change.
         seeds: Of the trainings.
         held_out: Training images to tune on.
     """
 
-    rows: tuple[Row, ...]
+    rows: tuple[Row, ...] = ()
     preset: str | None = None
     settings: tuple[str, ...] = ()
     seeds: tuple[int, ...] = (0, 1, 2)

@@ -48,7 +48,8 @@ class _DenseNet(SegmentationNet):
 
     uses_relations = False
     from_features = False
-    options = ("hidden", "working_stride")
+    first_kernels: ClassVar[Mapping[str, float]] = DEEPLAB
+    options = ("hidden", "working_stride", "kernels")
     head: MessagePassing
 
     def __init__(
@@ -59,21 +60,22 @@ class _DenseNet(SegmentationNet):
         *,
         hidden: int,
         working_stride: int,
-        kernels: Mapping[str, float],
+        kernels: Mapping[str, float] | None,
         settings: Mapping[str, Any],
         backbone_options: Mapping[str, Any] | None,
         void_values: Sequence[int],
     ) -> None:
         if working_stride not in WORKING_STRIDES:
             raise InputError(f"working_stride is {working_stride}; choose 1, 2 or 4 pixels")
-        for name in kernels:
+        lengths = {**self.first_kernels, **(kernels or {})}
+        for name in lengths:
             if name not in DEEPLAB:
-                raise InputError(f"a dense CRF has no setting {name!r}; {nearest(name, DEEPLAB)}")
+                raise InputError(f"a dense CRF has no kernel setting {name!r}; {nearest(name, DEEPLAB)}")
         super().__init__(
             backbone,
             classes,
             relations,
-            settings={"hidden": hidden, "working_stride": working_stride, **DEEPLAB, **kernels, **settings},
+            settings={"hidden": hidden, "working_stride": working_stride, "kernels": lengths, **settings},
             backbone_options=backbone_options,
             void_values=void_values,
         )
@@ -121,7 +123,7 @@ class _DenseNet(SegmentationNet):
     @property
     def kernels(self) -> tuple[Gaussian, Bilateral]:
         """What ties two cells, lengths in cells."""
-        found = self.settings
+        found = self.settings["kernels"]
         return (
             Gaussian(found["spatial_weight"], found["spatial_position"] / self.stride),
             Bilateral(
@@ -130,6 +132,11 @@ class _DenseNet(SegmentationNet):
                 found["bilateral_colour"],
             ),
         )
+
+    def adjust(self, **values: float) -> None:
+        """Changes kernels; `save` writes the new ones."""
+        self.check_adjustable(values)
+        self.settings["kernels"] = {**self.settings["kernels"], **values}
 
     @property
     def crf_iterations(self) -> int:
@@ -154,7 +161,7 @@ class DeepLabCRF(_DenseNet):
         hidden: Hidden units of the unary classifier.
         working_stride: Pixels per cell of the CRF: 1, 2 or 4.
         crf_iterations: Of mean field.
-        **kernels: Any of `DEEPLAB`: weights, lengths in pixels, colours in 0..255.
+        kernels: Any of `DEEPLAB` to change: weights, lengths in pixels, colours in 0..255.
     """
 
     adjustable: ClassVar[Mapping[str, tuple[float, ...]]] = {
@@ -173,8 +180,8 @@ class DeepLabCRF(_DenseNet):
         hidden: int = 256,
         working_stride: int = 1,
         crf_iterations: int = 10,
+        kernels: Mapping[str, float] | None = None,
         void_values: Sequence[int] = (),
-        **kernels: float,
     ) -> None:
         super().__init__(
             backbone,
@@ -222,8 +229,11 @@ class CRFRNN(_DenseNet):
         working_stride: Pixels per cell of the CRF: 1, 2 or 4.
         training_iterations: Of mean field, in training.
         crf_iterations: Of mean field, in prediction.
-        **kernels: Any of `DEEPLAB`; the weights are where learning starts.
+        kernels: Any of `DEEPLAB` to change. The weights are where learning starts: at 1, for a network that is not
+            trained yet has nothing that is worth smoothing strongly.
     """
+
+    first_kernels: ClassVar[Mapping[str, float]] = {**DEEPLAB, "spatial_weight": 1.0, "bilateral_weight": 1.0}
 
     def __init__(
         self,
@@ -236,8 +246,8 @@ class CRFRNN(_DenseNet):
         working_stride: int = 1,
         training_iterations: int = 5,
         crf_iterations: int = 10,
+        kernels: Mapping[str, float] | None = None,
         void_values: Sequence[int] = (),
-        **kernels: float,
     ) -> None:
         super().__init__(
             backbone,

@@ -9,7 +9,7 @@ an objective of its own is trained with that. Those that are more than a head on
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -33,8 +33,8 @@ class SegmentationNet(nn.Module):
     """A segmentation network; subclasses set `head`.
 
     Args:
-        backbone: Name of a backbone ("vgg16", "efficientnet_lite0", "tiny"), or any module that turns normalised
-            images into a feature map and has `channels` and `stride`.
+        backbone: Name of a backbone ("vgg16", "efficientnet_lite0", 1 or 2, "tiny"), or any module that turns
+            normalised images into a feature map and has `channels` and `stride`.
         classes: What the labels mean: a class list, their names, or how many there are.
         relations: Which neighbours the head joins.
         settings: All other arguments of the subclass, for `save`.
@@ -235,12 +235,16 @@ class SegmentationNet(nn.Module):
         Args:
             **values: Some of `adjustable`.
         """
-        for name in values:
+        self.check_adjustable(values)
+        self.settings |= values
+
+    def check_adjustable(self, names: Iterable[str]) -> None:
+        """Refuses settings that cannot be adjusted."""
+        for name in names:
             if name not in self.adjustable:
                 raise InputError(
                     f"a {type(self).__name__} has no setting {name!r} to adjust; {nearest(name, self.adjustable)}"
                 )
-        self.settings |= values
 
     def save(self, folder: str | Path) -> Path:
         """Writes `model.safetensors` and `config.json`; `from_pretrained` reads them back exactly."""

