@@ -9,9 +9,10 @@ an objective of its own is trained with that. Those that are more than a head on
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +25,7 @@ from messagenet.learning.labels import CellLabel, node_labels
 from messagenet.learning.marginal import Resolution, marginal_cross_entropy, upsample
 from messagenet.learning.totals import Loss
 from messagenet.models import saving
-from messagenet.models.backbones import IMAGENET_MEAN, IMAGENET_STD, build_backbone, check_backbone
+from messagenet.models.backbones import IMAGENET_MEAN, IMAGENET_STD, build_backbone, check_backbone, fused
 
 Features = Tensor | dict[str, Tensor]
 
@@ -173,6 +174,16 @@ class SegmentationNet(nn.Module):
         """The features, and which nodes exist."""
         features = self.features(images)
         return features, None if valid is None else self.node_valid(valid, map_size(features))
+
+    def for_prediction(self) -> Self:
+        """This network in evaluation mode, with its backbones made faster where that is possible.
+
+        It shares the head with this one but not the backbones: later changes of their weights do not reach it.
+        """
+        ready = copy.copy(self)
+        ready._modules = dict(self._modules)
+        ready.backbones = nn.ModuleDict({name: fused(backbone) for name, backbone in self.backbones.items()})
+        return ready.eval()
 
     def pixel_logits(self, images: Tensor, valid: Tensor | None = None) -> Tensor:
         """Logits at the pixels, (B, K, H, W), upsampled from the nodes."""

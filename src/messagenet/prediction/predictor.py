@@ -64,7 +64,7 @@ class Predictor:
     (30, 45)
 
     Args:
-        net: The model; it is put into evaluation mode.
+        net: The model, as it is now; it is put into evaluation mode.
         views: Test-time augmentation and tiling.
         refinement: A dense CRF on top, if there is to be one.
     """
@@ -73,6 +73,7 @@ class Predictor:
         self, net: SegmentationNet, views: Views | None = None, refinement: Refinement | None = None
     ) -> None:
         self.net = net.eval()
+        self._ready = net.for_prediction()
         self.views = views or Views()
         self.refinement = refinement
 
@@ -140,5 +141,5 @@ class Predictor:
     def _run(self, pixels: Tensor) -> Tensor:
         parameter = next(self.net.parameters())
         images = pixels.to(parameter.device).to(parameter.dtype) / 255
-        logits: Tensor = self.net(images)
+        logits: Tensor = self._ready(images)
         return logits.float()

@@ -27,6 +27,7 @@ from messagenet.models.backbones.efficientnet_lite import (
     EfficientNetLite2,
 )
 from messagenet.models.backbones.efficientnet_weights import load_efficientnet_lite
+from messagenet.models.backbones.fused import fused
 from messagenet.models.backbones.tiny import Tiny
 from messagenet.models.backbones.vgg16 import VGG16, load_vgg16
 from messagenet.models.hand_crafted import HandCrafted
@@ -45,6 +46,7 @@ __all__ = [
     "Tiny",
     "build_backbone",
     "check_backbone",
+    "fused",
     "load_efficientnet_lite",
     "load_pretrained",
     "load_vgg16",

@@ -33,12 +33,18 @@ class ConvolutionNorm(nn.Module):
         if any(self.odd_pixel):
             x = F.pad(x, self.odd_pixel)
         norm = self.norm
-        if norm.training or norm.running_var is None or norm.running_mean is None:
+        if norm.training or norm.running_var is None:
             normalised: Tensor = norm(self._convolved(x, self.convolution.weight, None))
             return normalised
+        return self._convolved(x, *self.folded())
+
+    def folded(self) -> tuple[Tensor, Tensor]:
+        """The kernel and bias of the convolution that has the norm's stored statistics in it."""
+        norm = self.norm
+        assert norm.running_var is not None, "the norm keeps no statistics"
+        assert norm.running_mean is not None, "the norm keeps no statistics"
         scale = norm.weight * torch.rsqrt(norm.running_var + norm.eps)
-        kernel = self.convolution.weight * scale[:, None, None, None]
-        return self._convolved(x, kernel, norm.bias - norm.running_mean * scale)
+        return self.convolution.weight * scale[:, None, None, None], norm.bias - norm.running_mean * scale
 
     def _convolved(self, x: Tensor, kernel: Tensor, bias: Tensor | None) -> Tensor:
         plain = self.convolution

@@ -1,0 +1,110 @@
+"""A feature network made ready for prediction on a processor: every convolution one call.
+
+In prediction a convolution, its norm and its ReLU6 are one function with fixed weights. oneDNN, PyTorch's library of
+convolutions, computes it in one pass over the map and wants its kernels in a layout of its own, which is prepared here
+once. The values are those of the network, up to rounding.
+
+Where it does not apply (another device or precision, a PyTorch without these operators) networks stay as they are.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from messagenet.models.backbones.inverted_residual import ConvolutionNorm, InvertedResidual
+
+_OPERATORS = ("_convolution_pointwise", "_reorder_convolution_weight")
+
+
+def fused(network: nn.Module) -> nn.Module:
+    """A copy of a network for prediction, with what can be fused fused; the network itself if nothing can."""
+    if not _applies(network):
+        return network
+    return _replaced(copy.deepcopy(network).eval())
+
+
+def _applies(network: nn.Module) -> bool:
+    available = torch.backends.mkldnn.is_available() and all(
+        hasattr(torch.ops.mkldnn, name) for name in _OPERATORS
+    )
+    parameters = [p for p in network.parameters() if p.is_floating_point()]
+    fits = all(p.device.type == "cpu" and p.dtype == torch.float32 for p in parameters)
+    return available and fits and any(isinstance(part, ConvolutionNorm) for part in network.modules())
+
+
+def _replaced(module: nn.Module) -> nn.Module:
+    if isinstance(module, InvertedResidual):
+        return FusedResidual(module)
+    if isinstance(module, ConvolutionNorm):
+        one_by_one = module.convolution.kernel_size == (1, 1)
+        return FusedProjection(module) if one_by_one else FusedConvolution(module, relu6=False)
+    for name, child in module.named_children():
+        setattr(module, name, _replaced(child))
+    return module
+
+
+class FusedConvolution(nn.Module):
+    """A convolution with its norm and ReLU6, in one pass."""
+
+    kernel: Tensor
+    bias: Tensor
+
+    def __init__(self, source: ConvolutionNorm, relu6: bool = True) -> None:
+        super().__init__()
+        plain, d = source.convolution, source.dilation
+        kernel, bias = source.folded()
+        padding = d * (plain.kernel_size[0] // 2) if d > 1 else int(plain.padding[0])
+        if any(source.odd_pixel):
+            # One more pixel after the map than before it: a row and a column of zeros in front of the kernel ask for
+            # as many on both sides, and spare a copy of the map.
+            kernel, padding = F.pad(kernel, (1, 0, 1, 0)), padding + 1
+        self.where = ([padding, padding], list(plain.stride), [d, d], plain.groups)
+        self.activation: tuple[Any, ...] = ("hardtanh", [0.0, 6.0], "") if relu6 else ("none", [], "")
+        packed = torch.ops.mkldnn._reorder_convolution_weight(kernel.detach().contiguous(), *self.where, None)
+        self.register_buffer("kernel", packed, persistent=False)
+        self.register_buffer("bias", bias.detach().clone(), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Maps (B, inputs, H, W) to (B, outputs, H/stride, W/stride)."""
+        result: Tensor = torch.ops.mkldnn._convolution_pointwise(
+            x, self.kernel, self.bias, *self.where, *self.activation
+        )
+        return result
+
+
+class FusedProjection(nn.Module):
+    """A 1×1 convolution with its norm, as one matrix product; with channels last nothing has to move."""
+
+    kernel: Tensor
+    bias: Tensor
+
+    def __init__(self, source: ConvolutionNorm) -> None:
+        super().__init__()
+        kernel, bias = source.folded()
+        self.register_buffer("kernel", kernel.detach()[:, :, 0, 0].clone(), persistent=False)
+        self.register_buffer("bias", bias.detach().clone(), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Maps (B, inputs, H, W) to (B, outputs, H, W)."""
+        return F.linear(x.permute(0, 2, 3, 1), self.kernel, self.bias).permute(0, 3, 1, 2)
+
+
+class FusedResidual(nn.Module):
+    """An inverted residual block in three passes."""
+
+    def __init__(self, source: InvertedResidual) -> None:
+        super().__init__()
+        self.residual = source.residual
+        self.expand = None if source.expand is None else FusedConvolution(source.expand)
+        self.depthwise = FusedConvolution(source.depthwise)
+        self.project = FusedProjection(source.project)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Maps (B, inputs, H, W) to (B, outputs, H/stride, W/stride)."""
+        narrow: Tensor = self.project(self.depthwise(x if self.expand is None else self.expand(x)))
+        return narrow.add_(x) if self.residual else narrow

@@ -1,0 +1,108 @@
+"""Fused networks compute what the networks do, and leave them alone."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from messagenet.models import FCN8s, MessageNet
+from messagenet.models.backbones import Tiny, build_backbone, fused
+from messagenet.models.backbones.fused import FusedConvolution, FusedProjection, FusedResidual
+from messagenet.models.backbones.inverted_residual import ConvolutionNorm, InvertedResidual
+
+
+def randomised(network: nn.Module, seed: int = 0) -> nn.Module:
+    """Statistics as after a training, so that nothing is cancelled or scaled away by chance."""
+    generator = torch.Generator().manual_seed(seed)
+    for module in network.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.running_mean.uniform_(-0.2, 0.2, generator=generator)  # type: ignore[union-attr]
+            module.running_var.uniform_(0.3, 1.2, generator=generator)  # type: ignore[union-attr]
+            nn.init.uniform_(module.weight, 0.5, 1.5, generator=generator)
+            nn.init.uniform_(module.bias, -0.3, 0.3, generator=generator)
+        elif isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, generator=generator)
+    return network.eval()
+
+
+@given(
+    channels=st.integers(1, 20),
+    outputs=st.integers(1, 20),
+    kernel=st.sampled_from([1, 3, 5]),
+    stride=st.sampled_from([1, 2]),
+    dilation=st.sampled_from([1, 2]),
+    size=st.tuples(st.integers(1, 3), st.integers(1, 9), st.integers(1, 9)),
+    depthwise=st.booleans(),
+    seed=st.integers(0, 99),
+)
+@settings(deadline=None, max_examples=60)
+def test_one_convolution(channels, outputs, kernel, stride, dilation, size, depthwise, seed) -> None:
+    stride = 1 if dilation > 1 or kernel == 1 else stride
+    groups, outputs = (channels, channels) if depthwise and kernel > 1 else (1, outputs)
+    plain = randomised(ConvolutionNorm(channels, outputs, kernel, stride, dilation, groups), seed)
+    batch, height, width = size
+    x = torch.randn(batch, channels, height * stride, width * stride).to(memory_format=torch.channels_last)
+    with torch.inference_mode():
+        wanted = plain(x)
+        torch.testing.assert_close(FusedConvolution(plain, relu6=False)(x), wanted, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(FusedConvolution(plain)(x), wanted.clamp(0, 6), rtol=1e-4, atol=1e-5)
+        if kernel == 1 and groups == 1:
+            torch.testing.assert_close(FusedProjection(plain)(x), wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("residual", [False, True])
+@pytest.mark.parametrize("expansion", [1, 4])
+def test_one_block(residual: bool, expansion: int) -> None:
+    block = randomised(InvertedResidual(6, 6, 5, expansion=expansion, residual=residual))
+    x = torch.randn(2, 6, 7, 9)
+    given_x = x.clone()
+    with torch.inference_mode():
+        torch.testing.assert_close(FusedResidual(block)(x), block(x), rtol=1e-4, atol=1e-5)
+    assert torch.equal(x, given_x)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"output_stride": 32, "node_stride": 8, "filters": 2},
+        {"levels": [2, 4], "join": "concat"},
+    ],
+)
+def test_a_whole_network(options: dict[str, object]) -> None:
+    network = randomised(build_backbone("efficientnet_lite0", width=24, **options))
+    before = copy.deepcopy(network.state_dict())
+    ready = fused(network)
+    for size in ((1, 1), (33, 17), (64, 96)):
+        images = torch.rand(2, 3, *size)
+        with torch.inference_mode():
+            torch.testing.assert_close(ready(images), network(images), rtol=1e-3, atol=1e-4)
+    assert not any(isinstance(part, nn.BatchNorm2d) for part in ready.modules())
+    assert all(torch.equal(values, before[name]) for name, values in network.state_dict().items())
+
+
+def test_what_cannot_be_fused_stays() -> None:
+    tiny, double = Tiny(), build_backbone("efficientnet_lite0", levels=[1]).double()
+    assert fused(tiny) is tiny
+    assert fused(double) is double
+
+
+@pytest.mark.parametrize("net", [MessageNet, FCN8s])
+def test_networks_for_prediction_share_nothing_that_moves(net: type[MessageNet] | type[FCN8s]) -> None:
+    torch.manual_seed(0)
+    whole = net("efficientnet_lite0", 3)
+    randomised(whole.backbones).train()
+    ready = whole.for_prediction()
+    images = torch.rand(1, 3, 40, 50)
+    with torch.inference_mode():
+        wanted = whole.eval()(images)
+        torch.testing.assert_close(ready(images), wanted, rtol=1e-3, atol=1e-3)
+    whole.train()
+    loss = whole.loss(images, torch.zeros(1, 40, 50, dtype=torch.long)).total
+    loss.backward()
+    assert all(p.grad is not None for p in whole.backbones.parameters())
