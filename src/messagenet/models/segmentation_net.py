@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -175,7 +175,7 @@ class SegmentationNet(nn.Module):
         features = self.features(images)
         return features, None if valid is None else self.node_valid(valid, map_size(features))
 
-    def for_prediction(self) -> Self:
+    def for_prediction(self) -> SegmentationNet:
         """This network in evaluation mode, with its backbones made faster where that is possible.
 
         It shares the head with this one but not the backbones: later changes of their weights do not reach it.
