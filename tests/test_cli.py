@@ -12,22 +12,9 @@ import pytest
 import torch
 from PIL import Image
 
-from messagenet import cli
+from command import run
 from messagenet.data import SCENE_CLASSES, SyntheticScenes
 from messagenet.models import MessageNet, UnaryNet
-
-
-def run(*arguments: object) -> int:
-    """Runs the command in this process; its exit code."""
-    old = sys.argv
-    sys.argv = ["messagenet", *map(str, arguments)]
-    try:
-        cli.main()
-    except SystemExit as stop:
-        return int(stop.code or 0)
-    finally:
-        sys.argv = old
-    return 0
 
 
 @pytest.fixture

@@ -3,31 +3,17 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 
-from messagenet import cli
+from command import run
 from messagenet.comparison import run as comparison_run
 from messagenet.comparison.cost import Cost
 from messagenet.data import SCENE_CLASSES
 from messagenet.models import CRFNet, SegmentationNet, UnaryNet
 
 SHORT = ("run.steps=2", "run.batch_size=2", "run.workers=0", "data.val_limit=2", "model.hidden=8")
-
-
-def run(*arguments: object) -> int:
-    """Runs the command in this process; its exit code."""
-    old = sys.argv
-    sys.argv = ["messagenet", *map(str, arguments)]
-    try:
-        cli.main()
-    except SystemExit as stop:
-        return int(stop.code or 0)
-    finally:
-        sys.argv = old
-    return 0
 
 
 def test_compare(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,10 +18,11 @@ from messagenet.errors import InputError
 from messagenet.estimators.box_sum import box_sum
 from messagenet.estimators.estimator import MessageEstimator
 from messagenet.estimators.operators import remembered
+from messagenet.estimators.projected import ProjectedFeatures
 from messagenet.graph import GridGraph, Offset, Relation
 
 
-class Field:
+class Field(ProjectedFeatures):
     """Node features, channels last, with everything that is computed from them once.
 
     Args:
@@ -32,27 +33,12 @@ class Field:
 
     def __init__(self, graph: GridGraph, features: Mapping[str, Tensor], talking: Tensor | None) -> None:
         self.graph = graph
-        self.features = features
+        super().__init__(features)
         self.talking = talking
-        self._projections: dict[tuple[int, str], tuple[Tensor, Tensor]] = {}
         self._counts: dict[tuple[Offset, ...], Tensor] = {}
         for relation, offsets in zip(graph.relations, graph.offsets, strict=True):
             if not offsets and not torch.compiler.is_compiling():
                 _warn_empty(relation, graph.height, graph.width)
-
-    @property
-    def like(self) -> Tensor:
-        """A tensor of the field's batch, size, type and device."""
-        return self.features["unary"]
-
-    def projections(self, name: str, estimator: MessageEstimator) -> tuple[Tensor, Tensor]:
-        """P = A f + b and Q = B f of a pairwise relation, (B, H, W, hidden); made once per estimator."""
-        key = (id(estimator), name)
-        if key not in self._projections:
-            assert estimator.sender is not None
-            features = self.features[name]
-            self._projections[key] = estimator.receiver(features), estimator.sender(features)
-        return self._projections[key]
 
     def box_projections(self, name: str, offsets: tuple[Offset, ...], estimator: MessageEstimator) -> Tensor:
         """P + Q of a box relation, Q from the average of the senders' features, (B, H, W, hidden)."""

@@ -27,10 +27,8 @@ from messagenet.errors import InputError, nearest
 from messagenet.estimators import MessagePassing
 from messagenet.graph import Relation
 from messagenet.inference.dense import Bilateral, DenseGraph, DenseMeanField, Gaussian
-from messagenet.learning.labels import CellLabel, node_labels
-from messagenet.learning.marginal import Resolution, upsample
-from messagenet.learning.totals import Loss
-from messagenet.models.segmentation_net import Features, SegmentationNet, map_size, marginal_total
+from messagenet.learning.marginal import upsample
+from messagenet.models.segmentation_net import SegmentationNet, map_size
 
 WORKING_STRIDES = (1, 2, 4)
 DEEPLAB = {
@@ -54,16 +52,16 @@ class _DenseNet(SegmentationNet):
 
     def __init__(
         self,
-        backbone: str | nn.Module,
-        classes: Classes | Sequence[str] | int,
-        relations: Sequence[Relation],
+        backbone: str | nn.Module = "efficientnet_lite0",
+        classes: Classes | Sequence[str] | int = VOC_CLASSES,
+        relations: Sequence[Relation] = (),
         *,
-        hidden: int,
-        working_stride: int,
-        kernels: Mapping[str, float] | None,
-        settings: Mapping[str, Any],
-        backbone_options: Mapping[str, Any] | None,
-        void_values: Sequence[int],
+        backbone_options: Mapping[str, Any] | None = None,
+        hidden: int = 256,
+        working_stride: int = 1,
+        crf_iterations: int = 10,
+        kernels: Mapping[str, float] | None = None,
+        void_values: Sequence[int] = (),
     ) -> None:
         if working_stride not in WORKING_STRIDES:
             raise InputError(f"working_stride is {working_stride}; choose 1, 2 or 4 pixels")
@@ -75,7 +73,12 @@ class _DenseNet(SegmentationNet):
             backbone,
             classes,
             relations,
-            settings={"hidden": hidden, "working_stride": working_stride, "kernels": lengths, **settings},
+            settings={
+                "hidden": hidden,
+                "working_stride": working_stride,
+                "crf_iterations": crf_iterations,
+                "kernels": lengths,
+            },
             backbone_options=backbone_options,
             void_values=void_values,
         )
@@ -170,50 +173,14 @@ class DeepLabCRF(_DenseNet):
         "bilateral_colour": (5.0, 13.0, 30.0),
     }
 
-    def __init__(
-        self,
-        backbone: str | nn.Module = "efficientnet_lite0",
-        classes: Classes | Sequence[str] | int = VOC_CLASSES,
-        relations: Sequence[Relation] = (),
-        *,
-        backbone_options: Mapping[str, Any] | None = None,
-        hidden: int = 256,
-        working_stride: int = 1,
-        crf_iterations: int = 10,
-        kernels: Mapping[str, float] | None = None,
-        void_values: Sequence[int] = (),
-    ) -> None:
-        super().__init__(
-            backbone,
-            classes,
-            relations,
-            hidden=hidden,
-            working_stride=working_stride,
-            kernels=kernels,
-            settings={"crf_iterations": crf_iterations},
-            backbone_options=backbone_options,
-            void_values=void_values,
-        )
+    def judged_logits(self, images: Tensor, valid: Tensor | None) -> Tensor:
+        """Those of the unary network: the CRF takes no part in training."""
+        return self.unary_logits(images, valid)
 
-    def loss(
-        self,
-        inputs: Features,
-        truth: Tensor,
-        valid: Tensor | None = None,
-        *,
-        are_features: bool = False,
-        resolution: Resolution = "nodes",
-        cell_label: CellLabel = "centre",
-        label_smoothing: float = 0.0,
-        names: Sequence[str] = (),
-    ) -> Loss:
-        """The cross-entropy of the unary network: see `SegmentationNet.loss`."""
-        assert isinstance(inputs, Tensor), "its features are not kept"
-        assert not are_features, "its features are not kept"
-        logits = self.unary_logits(inputs, valid)
-        if resolution == "nodes":
-            truth = node_labels(truth, map_size(logits), self.feature_stride, cell_label)
-        return marginal_total(logits, truth, self.feature_stride, resolution, label_smoothing)
+    @property
+    def judged_stride(self) -> float:
+        """That of the feature map."""
+        return self.feature_stride
 
 
 class CRFRNN(_DenseNet):
@@ -235,31 +202,9 @@ class CRFRNN(_DenseNet):
 
     first_kernels: ClassVar[Mapping[str, float]] = {**DEEPLAB, "spatial_weight": 1.0, "bilateral_weight": 1.0}
 
-    def __init__(
-        self,
-        backbone: str | nn.Module = "efficientnet_lite0",
-        classes: Classes | Sequence[str] | int = VOC_CLASSES,
-        relations: Sequence[Relation] = (),
-        *,
-        backbone_options: Mapping[str, Any] | None = None,
-        hidden: int = 256,
-        working_stride: int = 1,
-        training_iterations: int = 5,
-        crf_iterations: int = 10,
-        kernels: Mapping[str, float] | None = None,
-        void_values: Sequence[int] = (),
-    ) -> None:
-        super().__init__(
-            backbone,
-            classes,
-            relations,
-            hidden=hidden,
-            working_stride=working_stride,
-            kernels=kernels,
-            settings={"training_iterations": training_iterations, "crf_iterations": crf_iterations},
-            backbone_options=backbone_options,
-            void_values=void_values,
-        )
+    def __init__(self, *parts: Any, training_iterations: int = 5, **options: Any) -> None:
+        super().__init__(*parts, **options)
+        self.settings["training_iterations"] = training_iterations
         num_classes = self.classes.num_classes
         start = torch.tensor([kernel.weight for kernel in self.kernels])
         self.kernel_weights = nn.Parameter(start[:, None].repeat(1, num_classes))  # (kernels, K)

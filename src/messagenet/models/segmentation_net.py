@@ -224,10 +224,21 @@ class SegmentationNet(nn.Module):
             if not are_features:
                 truth = node_labels(truth, map_size(features), self.feature_stride, cell_label)
             return self.own_loss(features, truth, valid, names)
-        logits = self.head(inputs, valid) if are_features else self(inputs, valid)  # (B, K, h, w)
+        logits = self.head(inputs, valid) if are_features else self.judged_logits(_images(inputs), valid)
+        stride = self.judged_stride
         if resolution == "nodes" and not are_features:
-            truth = node_labels(truth, map_size(logits), self.stride, cell_label)
-        return marginal_total(logits, truth, self.stride, resolution, label_smoothing)
+            truth = node_labels(truth, map_size(logits), stride, cell_label)
+        return marginal_total(logits, truth, stride, resolution, label_smoothing)
+
+    def judged_logits(self, images: Tensor, valid: Tensor | None) -> Tensor:
+        """The logits that cross-entropy compares with the truth, (B, K, h, w), every `judged_stride` pixels."""
+        logits: Tensor = self(images, valid)
+        return logits
+
+    @property
+    def judged_stride(self) -> float:
+        """Pixels per node of `judged_logits`."""
+        return self.stride
 
     def own_loss(self, features: Features, truth: Tensor, valid: Tensor | None, names: Sequence[str]) -> Loss:
         """The objective of a head that has one, at the nodes."""

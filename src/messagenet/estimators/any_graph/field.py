@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from messagenet.estimators.any_graph.estimator import FactorEstimator
 from messagenet.estimators.any_graph.settings import GraphRules
+from messagenet.estimators.projected import ProjectedFeatures
 from messagenet.graph.slots import Layout
 from messagenet.graph.typed import TypedGraph
 
@@ -22,7 +23,7 @@ in the list of their type, (factors,); returns the messages β_{F→p} to each p
 Known = Mapping[str, "ComputedMessages | Tensor"]
 
 
-class GraphField:
+class GraphField(ProjectedFeatures):
     """One graph with its features, and everything that is made from them once.
 
     Args:
@@ -43,7 +44,7 @@ class GraphField:
     ) -> None:
         self.rules = rules
         self.graph = graph
-        self.features = features
+        super().__init__(features)
         self.factor_features = factor_features
         self.known = known
         self.layouts = {
@@ -51,22 +52,7 @@ class GraphField:
             for name, kind in rules.factors.items()
         }
         self.valid = _valid_classes(rules, graph)
-        self._projections: dict[tuple[int, str], tuple[Tensor, Tensor]] = {}
         self._unary: dict[int, Tensor] = {}
-
-    @property
-    def like(self) -> Tensor:
-        """A tensor of the features' type and device with one row per variable."""
-        return self.features["unary"]
-
-    def projections(self, name: str, estimator: FactorEstimator) -> tuple[Tensor, Tensor]:
-        """P = A f + b and Q = B f, (variables, hidden); made once per estimator."""
-        key = (id(estimator), name)
-        if key not in self._projections:
-            assert estimator.sender is not None
-            features = self.features[name]
-            self._projections[key] = estimator.receiver(features), estimator.sender(features)
-        return self._projections[key]
 
     def unary(self, estimators: Sequence[FactorEstimator]) -> Tensor:
         """The learned messages of the unary factors, (variables, K), 0 beyond a variable's own classes; made once.
