@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as dump_tensors
-from torch import nn
+from torch import Tensor, nn
 
 from messagenet.data.classes import Classes
 from messagenet.data.dataset import checked_void_values
@@ -28,11 +28,19 @@ if TYPE_CHECKING:
 FORMAT = 1
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 KEYS = ("format", "model", "classes", "relations", "settings")
+STORED = "stored"
+HALF = "fp16"
 VOID_VALUES = "void_values"
 
 
-def save_model(net: SegmentationNet, folder: str | Path) -> Path:
-    """Writes a model's configuration and parameters; each file appears whole or not at all."""
+def save_model(net: SegmentationNet, folder: str | Path, half: bool = False) -> Path:
+    """Writes a model's configuration and parameters; each file appears whole or not at all.
+
+    Args:
+        net: The model.
+        folder: Where to.
+        half: Whether to round the parameters to 16 bits in the file; they are read back as float32.
+    """
     folder = Path(folder)
     config = {
         "format": FORMAT,
@@ -42,9 +50,21 @@ def save_model(net: SegmentationNet, folder: str | Path) -> Path:
         "settings": net.settings,
     }
     state = {name: values.detach().contiguous().cpu() for name, values in net.state_dict().items()}
+    if half:
+        config[STORED] = HALF
+        state = {name: _halved(name, values) for name, values in state.items()}
     write_atomically(folder / WEIGHTS, dump_tensors(state))
     write_atomically(folder / CONFIG, (json.dumps(config, indent=2) + "\n").encode())
     return folder
+
+
+def _halved(name: str, values: Tensor) -> Tensor:
+    if not values.is_floating_point():
+        return values
+    rounded = values.half()
+    if not rounded.isfinite().all():
+        raise InputError(f"{name} does not fit into 16 bits; save the model without half")
+    return rounded
 
 
 def _classes_entry(net: SegmentationNet) -> dict[str, Any]:
@@ -81,7 +101,7 @@ def load_model(
         raise InputError(f"{path} does not describe a model ({error}); save the model again") from error
     _check_keys(f"{path}: settings", config["settings"], net.settings)
     _load_weights(net, folder / WEIGHTS)
-    return net.eval()
+    return (net.float() if config.get(STORED) == HALF else net).eval()
 
 
 def _check_keys(where: str, found: Mapping[str, Any], known: Iterable[str]) -> None:
@@ -107,7 +127,9 @@ def read_config(folder: Path) -> dict[str, Any]:
         raise InputError(f"{path} is not valid json ({error}); save the model again") from error
     if not isinstance(config, dict):
         raise InputError(f"{path} does not describe a model; save the model again")
-    _check_keys(str(path), config, KEYS)
+    _check_keys(str(path), {STORED: None, **config}, (*KEYS, STORED))
+    if config.get(STORED) not in (None, HALF):
+        raise InputError(f"{path}: parameters are stored as {config[STORED]!r}; this version reads {HALF!r}")
     if config["format"] != FORMAT:
         raise InputError(
             f"{path} has format {config['format']}, this version reads {FORMAT}; update messagenet"

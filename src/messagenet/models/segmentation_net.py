@@ -268,9 +268,14 @@ class SegmentationNet(nn.Module):
                     f"a {type(self).__name__} has no setting {name!r} to adjust; {nearest(name, self.adjustable)}"
                 )
 
-    def save(self, folder: str | Path) -> Path:
-        """Writes `model.safetensors` and `config.json`; `from_pretrained` reads them back exactly."""
-        return saving.save_model(self, folder)
+    def save(self, folder: str | Path, *, half: bool = False) -> Path:
+        """Writes `model.safetensors` and `config.json`; `from_pretrained` reads them back exactly.
+
+        Args:
+            folder: Where to.
+            half: Round parameters to 16 bits in the file, which is half as large then; they are read as float32.
+        """
+        return saving.save_model(self, folder, half)
 
     @classmethod
     def from_pretrained(cls, folder: str | Path, backbone: nn.Module | None = None) -> SegmentationNet:
