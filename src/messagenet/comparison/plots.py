@@ -38,14 +38,18 @@ def iou_plot(outcomes: Sequence[Outcome]) -> Figure:
 def cost_plot(outcomes: Sequence[Outcome]) -> Figure:
     """Mean IoU against the seconds of a training step."""
     from matplotlib.figure import Figure as NewFigure
+    from matplotlib.ticker import FuncFormatter
 
     figure = NewFigure(figsize=(6.4, 4.2), layout="constrained")
     axes = figure.add_subplot()
     for line in lines(outcomes):
         axes.plot(line.step_seconds, 100 * line.mean_iou, "o", color=_colour(line))
         place = (line.step_seconds, 100 * line.mean_iou)
-        axes.annotate(plain(line.row), place, xytext=(4, 3), textcoords="offset points", fontsize=8)
+        axes.annotate(plain(line.label), place, xytext=(4, 3), textcoords="offset points", fontsize=8)
     axes.set_xscale("log")
+    for axis in (axes.xaxis.set_major_formatter, axes.xaxis.set_minor_formatter):
+        axis(FuncFormatter(lambda seconds, _: f"{seconds:g}"))
+    axes.margins(x=0.2)
     axes.set_xlabel("seconds per training step", fontsize=9)
     axes.set_ylabel("mean IoU, %", fontsize=9)
     axes.grid(color=INK, alpha=0.12, linewidth=0.7)
