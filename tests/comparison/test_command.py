@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from command import run
+from messagenet.comparison import Outcome, Row
 from messagenet.comparison import run as comparison_run
 from messagenet.comparison.cost import Cost
 from messagenet.data import SCENE_CLASSES
@@ -31,6 +32,50 @@ def test_compare(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch
     assert 'did you mean "unary"' in capsys.readouterr().err
     assert run("compare", "--seeds", "one", "--data", "synthetic:8", "--out", tmp_path) == 2
     assert "write it like 0,1,2" in capsys.readouterr().err
+
+
+def test_all_rows_that_fit(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that cannot be built on the backbone are named; nothing is trained before that is known."""
+    asked: list[str] = []
+
+    def compare(rows: list[Row], *_: object, **__: object) -> list[Outcome]:
+        asked.extend(row.name for row in rows)
+        return [Outcome("unary", "unary", 0, 0.5, {"4": 0.5}, 1, 1, 1, 1.0, Cost(0.1, 0.2, 3.0))]
+
+    monkeypatch.setattr("messagenet.comparison.compare", compare)
+    assert run("compare", "--rows", "all", "--data", "synthetic:8", "--out", tmp_path) == 0
+    assert {"unary", "dilated", "crf_likelihood", "message_t2"} <= set(asked)
+    assert not {"fcn8s", "deeplab_mcl"} & set(asked)
+    said = capsys.readouterr().out
+    assert "without fcn8s: the backbone Tiny has no maps" in said
+    assert "without deeplab_mcl: it needs the backbone vgg16" in said
+
+
+def test_rows_that_cannot_be_built_are_refused_before_any_training(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("compare", "--rows", "unary,fcn8s", "--data", "synthetic:8", "--out", tmp_path / "out") == 2
+    assert "row fcn8s: the backbone Tiny has no maps" in capsys.readouterr().err
+    assert not (tmp_path / "out" / "unary").exists()
+
+
+def test_a_study_has_its_own_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "study.yaml").write_text("rows: {unary: [model.kind=unary]}")
+    arguments = ("compare", "--study", tmp_path / "study.yaml", "--rows", "message", "--data", "synthetic:8")
+    assert run(*arguments, "--out", tmp_path / "out") == 2
+    assert "leave --rows out" in capsys.readouterr().err
+
+
+def test_tune_needs_the_classes_of_the_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    CRFNet("tiny", ["sky", "land", "house"], hidden=8).save(tmp_path / "crf")
+    arguments = ("tune", "--model", tmp_path / "crf", "--data", "synthetic:8", "--limit", 1)
+    before = (tmp_path / "crf" / "config.json").read_bytes()
+    assert run(*arguments) == 2
+    assert "--keep sky,land,house" in capsys.readouterr().err
+    assert (tmp_path / "crf" / "config.json").read_bytes() == before
+    assert run(*arguments, "--keep", "sky,land,house") == 0
 
 
 def test_tune(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

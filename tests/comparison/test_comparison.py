@@ -14,7 +14,7 @@ from messagenet.comparison import ROWS, Outcome, Row, compare, lines, markdown
 from messagenet.comparison import run as comparison_run
 from messagenet.comparison.cost import Cost
 from messagenet.comparison.rows import find_rows
-from messagenet.data import SyntheticScenes
+from messagenet.data import Sample, SyntheticScenes
 from messagenet.errors import InputError
 from messagenet.models import KINDS, SegmentationNet
 from messagenet.training import DataSets, TrainConfig, apply_overrides, load_config
@@ -90,6 +90,23 @@ def test_all_rows_have_the_loss_that_each_can_have(tmp_path: Path, cheap: list[P
     compare(["unary", "crf_pseudo"], config, [0], tmp_path / "b", held_out=1, data=scenes())
     shared = load_config(tmp_path / "b" / "config.yaml").loss
     assert (shared.resolution, shared.label_smoothing) == ("nodes", 0.0)
+
+
+def test_held_out_images_are_not_trained_on_when_rare_classes_are_repeated(
+    tmp_path: Path, cheap: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: set[str] = set()
+
+    class Spying(SyntheticScenes):
+        def load(self, index: int) -> Sample:
+            seen.add(self.sample_name(index))
+            return super().load(index)
+
+    monkeypatch.setattr(comparison_run, "tune", lambda *_, **__: [])
+    scenes = DataSets(Spying(12, size=32), SyntheticScenes(2, size=32, split="val"))
+    config = small("data.balance=1", "run.epochs=1", "run.steps=null")
+    compare(["unary"], config, [0], tmp_path, held_out=4, data=scenes)
+    assert seen == {f"train-{index:05d}" for index in range(12) if index % 3}
 
 
 def test_other_settings_need_another_folder(tmp_path: Path, cheap: list[Path]) -> None:

@@ -34,6 +34,7 @@ def test_a_study_says_everything(tmp_path: Path) -> None:
     [
         ("rows: [", "is not YAML"),
         ("seeds: [0]", "has no rows"),
+        ("rows: {}", "has no rows"),
         ("rows: {unary: []}\nseed: [0]", 'did you mean "seeds"'),
         ("rows: {unary: model.kind=unary}", "give a list such as"),
         ("rows: {unary: []}\nseeds: zero", "whole numbers"),

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from messagenet.data import VOID, Restricted, SyntheticScenes, balanced
+from messagenet.data import VOID, Restricted, SyntheticScenes, balanced_indices
 from messagenet.data.balance import class_presence, repeat_factors, repeated
 from messagenet.data.views import Joined, Subset
 
@@ -48,13 +48,18 @@ def test_presence_is_read_from_masks_through_all_views() -> None:
         assert set(np.flatnonzero(row)) == set(np.unique(sample.mask)) - {VOID}
 
 
-def test_a_balanced_set_shows_the_same_samples_the_rare_ones_more_often() -> None:
+def test_an_epoch_shows_the_same_samples_the_rare_ones_more_often() -> None:
     scenes = SyntheticScenes(40)
-    shown = balanced(scenes, 0.5)
-    assert set(shown.indices) == set(range(40))
+    shown = balanced_indices(scenes, 0.5)
+    assert set(shown) == set(range(40))
     presence = class_presence(scenes)
     rarest = presence.sum(0).argmin()
-    more = presence[shown.indices][:, rarest].mean()
-    assert more > presence[:, rarest].mean()
-    names = [shown.sample_name(index) for index in range(len(shown))]
-    assert names == [shown[index].name for index in range(len(shown))]
+    assert presence[shown][:, rarest].mean() > presence[:, rarest].mean()
+
+
+def test_images_without_labels_count_once_and_change_nothing() -> None:
+    presence = np.eye(10, dtype=bool).repeat(10, 0)
+    with_void = np.concatenate([presence, np.zeros((1, 10), bool)])
+    for power in (0.5, 1.0):
+        assert (repeat_factors(with_void, power) == 1).all()
+    assert (repeat_factors(np.zeros((3, 2), bool), 0.5) == 1).all()

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 
 from messagenet import InputError
 from messagenet.inference.dense import DEEPLAB, DenseGraph, DenseMeanField
 from messagenet.learning.marginal import upsample
-from messagenet.models import CRFRNN, DeepLabCRF, UnaryNet
+from messagenet.models import CRFRNN, DeepLabCRF, SegmentationNet, UnaryNet
 
 
 def random_net(kind, **options):
@@ -99,3 +101,19 @@ def test_unknown_kernels_and_resolutions_are_refused():
         DeepLabCRF("tiny", 3, kernels={"bilateral_color": 3.0})
     with pytest.raises(InputError, match="1, 2 or 4"):
         CRFRNN("tiny", 3, working_stride=3)
+
+
+@pytest.mark.parametrize("kind", [DeepLabCRF, CRFRNN])
+def test_models_saved_with_kernels_among_their_settings_can_be_read(tmp_path, kind):
+    net = random_net(kind, kernels={"bilateral_position": 20.0}).eval()
+    folder = net.save(tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    config["settings"] |= config["settings"].pop("kernels")
+    (folder / "config.json").write_text(json.dumps(config))
+    assert SegmentationNet.from_pretrained(folder).settings == net.settings
+
+
+@pytest.mark.parametrize("value", [0, -1.0, "30", True, None])
+def test_kernels_are_positive_numbers(value):
+    with pytest.raises(InputError, match=r"bilateral_colour is .*above 0 such as 13"):
+        DeepLabCRF("tiny", 3, kernels={"bilateral_colour": value})

@@ -116,6 +116,9 @@ def test_epochs_replace_the_steps_of_a_preset() -> None:
         ("model=3", "model is 3; give settings as name: value"),
         ("run.cache_features=true", "cache_features needs a backbone that does not change"),
         ("run.epochs", '"run.epochs" sets nothing; write section.name=value'),
+        ("data.balance=1.1", "data: balance is 1.1; give at most 1"),
+        ("data.balance=-1", "data: balance is -1.0; give at least 0"),
+        ("model.kernels={bilateral_colour: wide}", "model.kernels is {'bilateral_colour': 'wide'}; give"),
         ("data.keep=[", "the value is not YAML"),
     ],
 )
@@ -124,6 +127,12 @@ def test_mistakes_are_named(override: str, said: str) -> None:
         apply_overrides(TrainConfig(), [override])
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_bounds_themselves_are_allowed() -> None:
+    config = apply_overrides(TrainConfig(), ["data.balance=1", "model.kernels={bilateral_colour: 3.0e+1}"])
+    assert (config.data.balance, config.model.kernels) == (1.0, {"bilateral_colour": 30.0})
+    assert apply_overrides(TrainConfig(), ["data.balance=0"]).data.balance == 0
 
 
 def test_mistakes_in_files_name_the_file(tmp_path: Path) -> None:

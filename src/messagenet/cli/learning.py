@@ -55,7 +55,7 @@ def train(
 
     `messagenet train --data folder:street --preset fast --out runs/street` trains a small, strong network on
     `street/images` and `street/masks`; the best model is then in `runs/street/best`. Without a preset, `tiny` is
-    used for synthetic scenes and `fast` for photographs. Ctrl-C stops after the current step; `--resume` goes on.
+    used for generated scenes and `fast` for photographs. Ctrl-C stops after the current step; `--resume` goes on.
     """
     from messagenet import verbs
     from messagenet.training import Bar

@@ -10,6 +10,7 @@ import typer
 
 from messagenet.cli.options import DATA_HELP, ClassesOption, VoidOption, numbers, words
 from messagenet.cli.screen import advance, console, progress, say
+from messagenet.errors import InputError
 from messagenet.files import write_atomically
 
 
@@ -29,11 +30,12 @@ def demo(
 def compare(
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for runs, table and plots.")],
     rows: Annotated[
-        str,
+        str | None,
         typer.Option(
-            help="Comma-separated systems, e.g. `unary,message,context_crf`; `all` that fit the backbone."
+            help="Comma-separated systems, e.g. `unary,message,context_crf`, or `all` that the backbone can carry. "
+            "`unary,convolution,context_crf,message` by default."
         ),
-    ] = "unary,convolution,context_crf,message",
+    ] = None,
     study: Annotated[
         Path | None,
         typer.Option(
@@ -62,9 +64,10 @@ def compare(
     """
     from messagenet.comparison import compare as compare_systems
     from messagenet.comparison import markdown
-    from messagenet.comparison.rows import find_rows, fitting_rows
+    from messagenet.comparison.rows import DEFAULT_ROWS, find_rows, fitting_rows
     from messagenet.comparison.study import Study, read_study
     from messagenet.comparison.watch import Console as Watch
+    from messagenet.training.build import open_sets
     from messagenet.training.choose import choose_config
 
     plan = Study() if study is None else read_study(study)
@@ -75,9 +78,16 @@ def compare(
         overrides=[*plan.settings, *(set_ or [])],
         epochs=epochs,
     )
-    wanted = list(fitting_rows(shared.model.backbone)) if rows == "all" else find_rows(words(rows) or [])
+    if study and rows:
+        raise InputError("a study has its own rows; leave --rows out, or edit the study")
+    if rows == "all":
+        chosen, left_out = fitting_rows(shared, open_sets(shared.data).train.classes)
+        for name, reason in left_out.items():
+            say(f"without {name}: {reason}")
+    else:
+        chosen = list(plan.rows) or find_rows(DEFAULT_ROWS if rows is None else words(rows) or [])
     outcomes = compare_systems(
-        plan.rows or wanted,
+        chosen,
         shared,
         plan.seeds if seeds is None else [int(seed) for seed in numbers(seeds, "--seeds", "0,1,2")],
         out,

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import torch
+
+from messagenet.data import Classes
 from messagenet.errors import InputError, nearest
 from messagenet.models import KINDS
-from messagenet.models.fcn8s import BACKBONES as FCN8S_BACKBONES
 from messagenet.training import TrainConfig, apply_overrides
+from messagenet.training.build import build_network
 
 
 @dataclass(frozen=True)
@@ -19,21 +22,19 @@ class Row:
         name: What tables and folders call it.
         settings: What it changes, such as "model.kind=unary".
         label: What it is, in words.
-        backbones: Those it can be built on; all if none is named.
     """
 
     name: str
     settings: tuple[str, ...]
     label: str = ""
-    backbones: tuple[str, ...] = ()
 
     def config(self, shared: TrainConfig, seed: int) -> TrainConfig:
         """Its configuration for one seed."""
         return apply_overrides(shared, [*self.settings, f"run.seed={seed}"])
 
 
-def _kind(name: str, label: str, backbones: tuple[str, ...] = ()) -> Row:
-    return Row(name, (f"model.kind={name}",), label, backbones)
+def _kind(name: str, label: str) -> Row:
+    return Row(name, (f"model.kind={name}",), label)
 
 
 def _messages(iterations: int) -> Row:
@@ -45,7 +46,7 @@ ROWS: dict[str, Row] = {
     row.name: row
     for row in (
         _kind("unary", "unary only"),
-        _kind("fcn8s", "FCN-8s", tuple(FCN8S_BACKBONES)),
+        _kind("fcn8s", "FCN-8s"),
         _kind("deeplab_crf", "DeepLab-CRF"),
         Row(
             "deeplab_mcl",
@@ -55,7 +56,6 @@ ROWS: dict[str, Row] = {
                 "model.backbone_options={scales: [1.0, 0.75, 0.5], fc6_channels: 1024, fc6_kernel: 7}",
             ),
             "DeepLab-MCL: VGG-16 at three scales, large field of view",
-            ("vgg16",),
         ),
         _kind("crf_rnn", "CRF-RNN"),
         _kind("context_crf", "CRF, piecewise (ContextDCRF)"),
@@ -83,14 +83,56 @@ ROWS: dict[str, Row] = {
 
 assert set(KINDS) <= set(ROWS)
 
+DEFAULT_ROWS = ("unary", "convolution", "context_crf", "message")
 
-def fitting_rows(backbone: str) -> list[Row]:
-    """All rows that can be built on a backbone.
 
-    >>> {"fcn8s", "deeplab_mcl"} & {row.name for row in fitting_rows("tiny")}
-    set()
+def fitting_rows(shared: TrainConfig, classes: Classes) -> tuple[list[Row], dict[str, str]]:
+    """All rows that can be built on the shared backbone for some classes, and why each of the others cannot.
+
+    >>> from messagenet.data import SCENE_CLASSES
+    >>> from messagenet.training import load_config
+    >>> rows, left_out = fitting_rows(load_config("tiny"), SCENE_CLASSES)
+    >>> list(left_out)
+    ['fcn8s', 'deeplab_mcl']
     """
-    return [row for row in ROWS.values() if not row.backbones or backbone in row.backbones]
+    reasons = {name: _obstacle(row, shared, classes) for name, row in ROWS.items()}
+    return (
+        [ROWS[name] for name, reason in reasons.items() if reason is None],
+        {name: reason for name, reason in reasons.items() if reason is not None},
+    )
+
+
+def check_rows(rows: Iterable[Row], shared: TrainConfig, classes: Classes) -> None:
+    """Refuses rows that cannot be built, before any of them is trained."""
+    for row in rows:
+        try:
+            _build(row, shared, classes)
+        except InputError as error:
+            raise InputError(f"row {row.name}: {error}") from error
+
+
+def _obstacle(row: Row, shared: TrainConfig, classes: Classes) -> str | None:
+    """Why a row cannot be compared with others on the shared backbone; None if it can."""
+    backbone = row.config(at_nodes(shared), 0).model.backbone
+    if backbone != shared.model.backbone:
+        return f"it needs the backbone {backbone}"
+    try:
+        _build(row, shared, classes)
+    except InputError as error:
+        return str(error)
+    return None
+
+
+def _build(row: Row, shared: TrainConfig, classes: Classes) -> None:
+    """Builds the network of a row, without memory for its parameters."""
+    model = replace(row.config(at_nodes(shared), 0).model, pretrained=None)
+    with torch.device("meta"):
+        build_network(model, classes)
+
+
+def at_nodes(config: TrainConfig) -> TrainConfig:
+    """The configuration with a loss that every kind of network can have."""
+    return apply_overrides(config, ["loss.resolution=nodes", "loss.label_smoothing=0"])
 
 
 def find_rows(wanted: Iterable[str | Row] | Mapping[str, Sequence[str]]) -> list[Row]:

@@ -22,7 +22,7 @@ import torch
 from messagenet.comparison.cost import Cost, measured
 from messagenet.comparison.outcome import Outcome, near_boundaries
 from messagenet.comparison.plots import write_plots
-from messagenet.comparison.rows import Row, find_rows
+from messagenet.comparison.rows import Row, at_nodes, check_rows, find_rows
 from messagenet.comparison.table import write_tables
 from messagenet.data import SegmentationData, Subset
 from messagenet.errors import InputError
@@ -98,6 +98,7 @@ def compare(
     kept = out / "features" if config.run.cache_features else None
     configs = {(row.name, seed): _row_config(row, shared, seed, kept) for row in found for seed in seeds}
     sets = data or open_sets(config.data)
+    check_rows(found, shared, sets.train.classes)
     _check_same(out / "config.yaml", shared)
     parts = _parts(sets, held_out)
     jobs = [(row, seed) for seed in seeds for row in found]
@@ -135,9 +136,9 @@ def _parts(sets: DataSets, held_out: int) -> tuple[DataSets, SegmentationData]:
 def _fair(rows: Sequence[Row], config: TrainConfig) -> TrainConfig:
     """The shared configuration in a form that every row can have: no scoring on the way, a loss that all know."""
     shared = apply_overrides(config, [f"run.evaluate_every={NEVER}", "run.cache_features=false"])
-    kinds = [row.config(_plain(shared), 0).model.kind for row in rows]
+    kinds = [row.config(at_nodes(shared), 0).model.kind for row in rows]
     own = any(KINDS[kind].network.own_objective for kind in kinds)
-    return _plain(shared) if own else shared
+    return at_nodes(shared) if own else shared
 
 
 def _row_config(row: Row, shared: TrainConfig, seed: int, features: Path | None) -> TrainConfig:
@@ -146,10 +147,6 @@ def _row_config(row: Row, shared: TrainConfig, seed: int, features: Path | None)
     if features is None or not KINDS[config.model.kind].network.from_features:
         return config
     return apply_overrides(config, ["run.cache_features=true", f"run.cache_folder={features}"])
-
-
-def _plain(config: TrainConfig) -> TrainConfig:
-    return apply_overrides(config, ["loss.resolution=nodes", "loss.label_smoothing=0"])
 
 
 def _check_same(path: Path, shared: TrainConfig) -> None:

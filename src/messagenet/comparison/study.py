@@ -56,6 +56,8 @@ def read_study(path: str | Path) -> Study:
         raise InputError(f"{path} is not YAML: {str(error).splitlines()[0]}") from error
     if not isinstance(content, dict) or not isinstance(content.get("rows"), dict):
         raise InputError(f"{path} has no rows; give them as in `rows: {{unary: [model.kind=unary]}}`")
+    if not content["rows"]:
+        raise InputError(f"{path} has no rows; give at least one, such as `unary: [model.kind=unary]`")
     for key in content:
         if key not in KEYS:
             raise InputError(f"{path}: there is no {key!r} in a study; {nearest(str(key), KEYS)}")

@@ -3,7 +3,7 @@
 Everything yields `Sample`s of uint8 arrays; `open_data` opens any data set from one line of text.
 """
 
-from messagenet.data.balance import balanced
+from messagenet.data.balance import balanced_indices
 from messagenet.data.batch import Batch, collate, to_tensor
 from messagenet.data.check import CheckReport, check_data
 from messagenet.data.classes import VOC_CLASSES, VOC_NAMES, VOID, Classes, read_classes, voc_palette
@@ -42,7 +42,7 @@ __all__ = [
     "SyntheticScenes",
     "VocData",
     "as_labels",
-    "balanced",
+    "balanced_indices",
     "check_data",
     "collate",
     "decode_image",

@@ -17,16 +17,15 @@ from numpy.typing import NDArray
 from messagenet.data.classes import VOID
 from messagenet.data.dataset import SegmentationData
 from messagenet.data.seeds import random_stream
-from messagenet.data.views import Subset
 
 
-def balanced(data: SegmentationData, power: float, seed: int = 0) -> Subset:
-    """The data set with images of rare classes repeated; reads every mask once.
+def balanced_indices(data: SegmentationData, power: float, seed: int = 0) -> list[int]:
+    """Which images an epoch shows, those of rare classes repeatedly; reads every mask once.
 
     Each image is there at least once. Whether an image that is due 2.4 times comes twice or three times is drawn.
     """
-    indices = repeated(repeat_factors(class_presence(data), power), seed)
-    return Subset(data, indices.tolist())
+    indices: list[int] = repeated(repeat_factors(class_presence(data), power), seed).tolist()
+    return indices
 
 
 def class_presence(data: SegmentationData) -> NDArray[np.bool_]:
@@ -40,15 +39,16 @@ def class_presence(data: SegmentationData) -> NDArray[np.bool_]:
 
 
 def repeat_factors(presence: NDArray[np.bool_], power: float) -> NDArray[np.float64]:
-    """How often each image is due; 1 for those of the most common kind.
+    """How often each image is due; 1 for those of the most common kind, and for those without any class.
 
     >>> repeat_factors(np.array([[1, 1, 0], [1, 1, 0], [1, 1, 0], [1, 1, 1]], bool), power=0.5)
     array([1., 1., 1., 2.])
     """
     share = presence.mean(0)
     rarity = np.where(share > 0, share, 1.0) ** -power
-    due = np.where(presence, rarity, 1.0).max(1)
-    factors: NDArray[np.float64] = due / due.min()
+    due = np.where(presence, rarity, 0.0).max(1)
+    least = due[due > 0].min(initial=np.inf)
+    factors: NDArray[np.float64] = np.maximum(due / least, 1.0)
     return factors
 
 

@@ -212,9 +212,12 @@ class MessagePassing(nn.Module, Iterating[Field]):
         """One synchronous iteration: see `Iterating.step`."""
         stage = self.stage(number)
         totals, messages = {"unary": stage["unary"](field.features["unary"])}, {}
+        logits = previous.logits
         for index, relation in enumerate(self.relations):
             estimator = stage[relation.name]
-            totals[relation.name], sent = send(field, index, estimator, self.rules, previous, keep=keep)
+            totals[relation.name], sent = send(
+                field, index, estimator, self.rules, previous, logits, keep=keep
+            )
             if sent is not None:
                 messages[relation.name] = sent
         return Beliefs(totals, messages)

@@ -26,7 +26,14 @@ from messagenet.graph import Offset
 
 
 def send(
-    field: Field, index: int, estimator: MessageEstimator, rules: Rules, previous: Beliefs, *, keep: bool
+    field: Field,
+    index: int,
+    estimator: MessageEstimator,
+    rules: Rules,
+    previous: Beliefs,
+    logits: Tensor,
+    *,
+    keep: bool,
 ) -> tuple[Tensor, Tensor | None]:
     """The total message of a relation to every node, (B, H, W, K), and every message, (B, n, H, W, K), if needed.
 
@@ -36,13 +43,13 @@ def send(
         estimator: Its estimator in this iteration.
         rules: How messages are passed.
         previous: The beliefs before this iteration.
+        logits: Their sums, (B, H, W, K).
         keep: Return the messages where a next iteration needs them for its cavities.
     """
     relation, offsets = field.graph.relations[index], field.graph.offsets[index]
-    logits = previous.logits
     if relation.form == "box":
         return _box_total(field, relation.name, offsets, estimator, rules, logits), None
-    cavity = _cavity(field, index, estimator, previous)
+    cavity = _cavity(field, index, estimator, previous, logits)
     receiver, sender = field.projections(relation.name, estimator)
     if estimator.dependent is not None and cavity is None:
         sender = sender + estimator.dependent(torch.log_softmax(logits, -1))
@@ -80,7 +87,9 @@ def _box_dependent(rules: Rules, field: Field, offsets: tuple[Offset, ...], logi
     return total / field.count(offsets).clamp(min=1) if rules.dependent == "mean" else total
 
 
-def _cavity(field: Field, index: int, estimator: MessageEstimator, previous: Beliefs) -> Cavity | None:
+def _cavity(
+    field: Field, index: int, estimator: MessageEstimator, previous: Beliefs, logits: Tensor
+) -> Cavity | None:
     """What to leave out of what the neighbours say; None where no messages of the opposite relation were kept."""
     mirror = field.graph.mirrors[index]
     if mirror is None:
@@ -91,7 +100,7 @@ def _cavity(field: Field, index: int, estimator: MessageEstimator, previous: Bel
     places = field.graph.reverse_offsets[index]
     assert estimator.dependent is not None
     assert places is not None
-    return Cavity(estimator.dependent.weight, previous.logits, sent, places)
+    return Cavity(estimator.dependent.weight, logits, sent, places)
 
 
 def _messages(

@@ -66,9 +66,11 @@ class _DenseNet(SegmentationNet):
         if working_stride not in WORKING_STRIDES:
             raise InputError(f"working_stride is {working_stride}; choose 1, 2 or 4 pixels")
         lengths = {**self.first_kernels, **(kernels or {})}
-        for name in lengths:
+        for name, value in lengths.items():
             if name not in DEEPLAB:
                 raise InputError(f"a dense CRF has no kernel setting {name!r}; {nearest(name, DEEPLAB)}")
+            if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+                raise InputError(f"{name} is {value!r}; give a number above 0 such as {DEEPLAB[name]:g}")
         super().__init__(
             backbone,
             classes,
@@ -135,6 +137,14 @@ class _DenseNet(SegmentationNet):
                 found["bilateral_colour"],
             ),
         )
+
+    @classmethod
+    def upgraded(cls, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """The settings with the kernels in one place; models used to have them among the others."""
+        if "kernels" in settings:
+            return dict(settings)
+        kernels = {name: value for name, value in settings.items() if name in DEEPLAB}
+        return {name: value for name, value in settings.items() if name not in DEEPLAB} | {"kernels": kernels}
 
     def adjust(self, **values: float) -> None:
         """Changes kernels; `save` writes the new ones."""

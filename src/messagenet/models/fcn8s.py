@@ -30,7 +30,7 @@ from messagenet.models.heads import heard
 from messagenet.models.segmentation_net import SegmentationNet
 
 STRIDES = (8, 16, 32)
-BACKBONES: dict[str, dict[str, object]] = {
+LEVEL_OPTIONS: dict[str, dict[str, object]] = {
     **{f"efficientnet_lite{size}": {"output_stride": 32, "levels": [3, 5, 7]} for size in range(3)},
     "vgg16": {"scales": [1.0]},
 }
@@ -136,7 +136,7 @@ def level_maps(trunk: nn.Module, images: Tensor) -> list[Tensor]:
 def _trunk(backbone: str | nn.Module, options: Mapping[str, Any]) -> nn.Module:
     """The backbone, in the form that has three levels."""
     if isinstance(backbone, str):
-        backbone = build_backbone(backbone, **{**BACKBONES.get(backbone, {}), **options})
+        backbone = build_backbone(backbone, **{**LEVEL_OPTIONS.get(backbone, {}), **options})
     elif options:
         raise InputError("backbone_options change a backbone given by name; set up the module itself instead")
     if isinstance(backbone, VGG16) and len(backbone.scales) > 1:

@@ -74,7 +74,7 @@ def _classes_entry(net: SegmentationNet) -> dict[str, Any]:
 
 
 def load_model(
-    folder: str | Path, kinds: Mapping[str, Callable[..., SegmentationNet]], backbone: nn.Module | None = None
+    folder: str | Path, kinds: Mapping[str, type[SegmentationNet]], backbone: nn.Module | None = None
 ) -> SegmentationNet:
     """Builds the model that `save_model` wrote, ready for prediction (`eval` mode)."""
     folder = Path(folder)
@@ -84,7 +84,7 @@ def load_model(
             f"{folder / CONFIG}: unknown model {config['model']!r}; {nearest(config['model'], kinds)}"
         )
     path = folder / CONFIG
-    settings = dict(config["settings"])
+    settings = kinds[config["model"]].upgraded(config["settings"])
     name = settings.pop("backbone", None)
     if name is None and backbone is None:
         raise InputError(
@@ -96,10 +96,11 @@ def load_model(
         classes = Classes(tuple(given["names"]), tuple(map(tuple, given["colours"])))
         settings |= {VOID_VALUES: checked_void_values(given[VOID_VALUES])}
         relations = [Relation.from_dict(values) for values in config["relations"]]
-        net = kinds[config["model"]](backbone or name, classes, relations, **settings)
+        build: Callable[..., SegmentationNet] = kinds[config["model"]]
+        net = build(backbone or name, classes, relations, **settings)
     except (TypeError, KeyError, AttributeError, ValueError) as error:
         raise InputError(f"{path} does not describe a model ({error}); save the model again") from error
-    _check_keys(f"{path}: settings", config["settings"], net.settings)
+    _check_keys(f"{path}: settings", {"backbone": name, **settings}, (*net.settings, VOID_VALUES))
     _load_weights(net, folder / WEIGHTS)
     return (net.float() if config.get(STORED) == HALF else net).eval()
 

@@ -9,7 +9,6 @@ an objective of its own is trained with that. Those that are more than a head on
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -25,7 +24,7 @@ from messagenet.learning.labels import CellLabel, node_labels
 from messagenet.learning.marginal import Resolution, marginal_cross_entropy, upsample
 from messagenet.learning.totals import Loss
 from messagenet.models import saving
-from messagenet.models.backbones import IMAGENET_MEAN, IMAGENET_STD, build_backbone, check_backbone, fused
+from messagenet.models.backbones import IMAGENET_MEAN, IMAGENET_STD, build_backbone, check_backbone
 
 Features = Tensor | dict[str, Tensor]
 
@@ -175,16 +174,6 @@ class SegmentationNet(nn.Module):
         features = self.features(images)
         return features, None if valid is None else self.node_valid(valid, map_size(features))
 
-    def for_prediction(self) -> SegmentationNet:
-        """This network in evaluation mode, with its backbones made faster where that is possible.
-
-        It shares the head with this one but not the backbones: later changes of their weights do not reach it.
-        """
-        ready = copy.copy(self)
-        ready._modules = dict(self._modules)
-        ready.backbones = nn.ModuleDict({name: fused(backbone) for name, backbone in self.backbones.items()})
-        return ready.eval()
-
     def pixel_logits(self, images: Tensor, valid: Tensor | None = None) -> Tensor:
         """Logits at the pixels, (B, K, H, W), upsampled from the nodes."""
         return upsample(self(images, valid), (images.shape[2], images.shape[3]), self.stride)
@@ -245,6 +234,11 @@ class SegmentationNet(nn.Module):
         own: Loss = self.head.loss(features, truth, valid)  # type: ignore[operator]
         return own
 
+    @classmethod
+    def upgraded(cls, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """The settings of a saved model as this version has them."""
+        return dict(settings)
+
     def trust_features(self) -> None:
         """Leaves out the search for NaN, which waits for the device, in every part that does it."""
         for module in self.modules():
@@ -269,7 +263,7 @@ class SegmentationNet(nn.Module):
                 )
 
     def save(self, folder: str | Path, *, half: bool = False) -> Path:
-        """Writes `model.safetensors` and `config.json`; `from_pretrained` reads them back exactly.
+        """Writes `model.safetensors` and `config.json`; `from_pretrained` reads back the same model.
 
         Args:
             folder: Where to.

@@ -21,6 +21,7 @@ from torch.nn import functional
 from messagenet.errors import InputError
 from messagenet.models import SegmentationNet
 from messagenet.prediction.enlarge import node_places, pixel_strips, sampled
+from messagenet.prediction.ready import Ready
 from messagenet.prediction.refine import Refinement
 from messagenet.prediction.tiles import joined_logits
 
@@ -64,7 +65,7 @@ class Predictor:
     (30, 45)
 
     Args:
-        net: The model, as it is now; it is put into evaluation mode.
+        net: The model; it is put into evaluation mode.
         views: Test-time augmentation and tiling.
         refinement: A dense CRF on top, if there is to be one.
     """
@@ -73,7 +74,7 @@ class Predictor:
         self, net: SegmentationNet, views: Views | None = None, refinement: Refinement | None = None
     ) -> None:
         self.net = net.eval()
-        self._ready = net.for_prediction()
+        self._ready = Ready(net)
         self.views = views or Views()
         self.refinement = refinement
 

@@ -176,4 +176,4 @@ def _on_cpu(predictor: Predictor) -> Predictor:
     """The predictor as it can be sent to machines of any kind."""
     if predictor.net.device.type == "cpu":
         return predictor
-    return Predictor(copy.deepcopy(predictor.net).cpu(), predictor.views)
+    return Predictor(copy.deepcopy(predictor.net).cpu(), predictor.views, predictor.refinement)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from messagenet.data import SegmentationData
 from messagenet.errors import InputError
 from messagenet.evaluation import Evaluator, Scores
-from messagenet.models.segmentation_net import numbered_classes
+from messagenet.models.segmentation_net import SegmentationNet, numbered_classes
 from messagenet.prediction.predictor import Predictor
 
 
@@ -21,13 +21,7 @@ def score(
         data: Images with masks, in the model's classes.
         progress: Called with (images done, images in all).
     """
-    ours, theirs = predictor.net.classes.names, data.classes.names
-    numbered = any(names == numbered_classes(len(names)).names for names in (ours, theirs))
-    if len(ours) != len(theirs) or (ours != theirs and not numbered):
-        raise InputError(
-            f"the model knows the {len(ours)} classes {_some(ours)}, the data the {len(theirs)} classes "
-            f"{_some(theirs)}; choose the model's, in its order, with --keep {','.join(ours)}"
-        )
+    require_same_classes(predictor.net, data)
     evaluator = Evaluator(data.classes)
     for done, sample in enumerate(data, start=1):
         if sample.mask is None:
@@ -36,6 +30,17 @@ def score(
         if progress:
             progress(done, len(data))
     return evaluator.scores()
+
+
+def require_same_classes(net: SegmentationNet, data: SegmentationData) -> None:
+    """Refuses data whose labels mean something else than the model's."""
+    ours, theirs = net.classes.names, data.classes.names
+    numbered = any(names == numbered_classes(len(names)).names for names in (ours, theirs))
+    if len(ours) != len(theirs) or (ours != theirs and not numbered):
+        raise InputError(
+            f"the model knows the {len(ours)} classes {_some(ours)}, the data the {len(theirs)} classes "
+            f"{_some(theirs)}; choose the model's, in its order, with --keep {','.join(ours)}"
+        )
 
 
 def _some(names: Sequence[str]) -> str:

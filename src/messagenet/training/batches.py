@@ -110,6 +110,18 @@ class AugmentedData(Dataset[Sample]):
         return self.augment(self.data[index], generator(self.seed, epoch, index))
 
 
+class Shown(Dataset[T]):
+    """Samples by (epoch, place in a list of indices); an index may be there repeatedly."""
+
+    def __init__(self, samples: Any, indices: Sequence[int]) -> None:
+        self.samples, self.indices = samples, indices
+
+    def __getitem__(self, key: Key) -> T:
+        epoch, place = key
+        sample: T = self.samples[epoch, self.indices[place]]
+        return sample
+
+
 def make_loader(
     data: Any,
     batches: Iterable[Sequence[Any]],

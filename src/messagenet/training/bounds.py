@@ -12,6 +12,13 @@ def at_least(least: int, **settings: float) -> None:
             raise InputError(f"{name} is {value}; give at least {least}")
 
 
+def at_most(most: float, **settings: float) -> None:
+    """Refuses settings above a bound, by name."""
+    for name, value in settings.items():
+        if value > most:
+            raise InputError(f"{name} is {value}; give at most {most}")
+
+
 def between(low: float, high: float, **settings: float) -> None:
     """Refuses settings outside low ≤ value < high, by name."""
     for name, value in settings.items():

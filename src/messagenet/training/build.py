@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from messagenet.data import Augment, Classes, Sample, SegmentationData, Subset, balanced, generator, open_data
+from messagenet.data import Augment, Classes, Sample, SegmentationData, Subset, generator, open_data
 from messagenet.errors import InputError
 from messagenet.models import KINDS, InferenceMachineNet, SegmentationNet
 from messagenet.models.backbones import build_backbone, load_pretrained
@@ -45,8 +45,6 @@ def open_sets(config: DataConfig) -> DataSets:
         )
 
     train = opened(config.train_split)
-    if config.balance:
-        train = balanced(train, config.balance, config.seed)
     val = None if config.val_split is None else opened(config.val_split)
     if val is not None and config.val_limit is not None and config.val_limit < len(val):
         spread = np.linspace(0, len(val) - 1, config.val_limit).round().astype(int)

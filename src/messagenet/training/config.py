@@ -13,7 +13,7 @@ from messagenet.data import Augment
 from messagenet.errors import InputError
 from messagenet.learning import CellLabel, Resolution
 from messagenet.models import KINDS
-from messagenet.training.bounds import at_least, between
+from messagenet.training.bounds import at_least, at_most, between
 from messagenet.training.model_config import ModelConfig
 
 
@@ -22,7 +22,7 @@ class DataConfig:
     """What to learn from, and what to be judged on.
 
     Attributes:
-        spec: synthetic:COUNT, folder:DIR, voc:DIR, voc:DIR,SBD_DIR, sbd:DIR, or a folder of such a layout.
+        spec: synthetic:COUNT, noisy:COUNT, folder:DIR, voc:DIR, voc:DIR,SBD_DIR, sbd:DIR, or a folder of such a layout.
         train_split: The part to train on.
         val_split: The part to score; null for none.
         classes: A class list, where the data do not bring their own.
@@ -32,7 +32,7 @@ class DataConfig:
         balance: How much more often to show images of rare classes: 0 for not at all, 0.5 for moderately, 1 for all
             classes about equally often. An epoch grows by the repetitions.
         val_limit: Score only so many images, evenly spread over the split; null for all.
-        seed: Which synthetic scenes.
+        seed: Which generated scenes.
     """
 
     spec: str = "synthetic"
@@ -47,7 +47,8 @@ class DataConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        between(0, 1, balance=self.balance)
+        at_least(0, balance=self.balance)
+        at_most(1, balance=self.balance)
         if self.val_limit is not None:
             at_least(1, val_limit=self.val_limit)
 
@@ -208,6 +209,10 @@ class TrainConfig:
         if network.own_objective and self.loss.label_smoothing:
             raise InputError(f"{kind} has an objective without label smoothing; set loss.label_smoothing=0")
         if self.run.method != "gradient":
+            if self.data.balance:
+                raise InputError(
+                    f"{self.run.method} training looks at every image once; set data.balance=0, or run.method=gradient"
+                )
             tied = self.run.method == "dagger"
             if kind != "inference_machine" or self.model.tied != tied:
                 raise InputError(

@@ -20,8 +20,15 @@ from typing import Any
 
 from accelerate import Accelerator  # type: ignore[import-untyped]
 
-from messagenet.data import SegmentationData, collate
-from messagenet.training.batches import AugmentedData, Plan, PlannedBatches, default_workers, make_loader
+from messagenet.data import SegmentationData, Subset, balanced_indices, collate
+from messagenet.training.batches import (
+    AugmentedData,
+    Plan,
+    PlannedBatches,
+    Shown,
+    default_workers,
+    make_loader,
+)
 from messagenet.training.build import DataSets, build_network, check_data, check_reach, open_sets
 from messagenet.training.cache import FeatureCache
 from messagenet.training.cache_key import CacheSettings
@@ -29,7 +36,7 @@ from messagenet.training.checkpoint import Checkpoint, write_checkpoint
 from messagenet.training.config import TrainConfig
 from messagenet.training.config_files import save_config
 from messagenet.training.divergence import Watch
-from messagenet.training.entries import collate_entries
+from messagenet.training.entries import Entry, collate_entries
 from messagenet.training.interrupt import Interrupt
 from messagenet.training.learner import Learner, StepLoss, TrainBatch
 from messagenet.training.log import RunLog
@@ -83,7 +90,11 @@ class _Run:
     ) -> None:
         self.config, self.layout, self.accelerator, self.data = config, layout, accelerator, data
         self.progress: Progress = progress if accelerator.is_main_process else Silent()
-        self.plan = Plan.of(config.run, len(data.train), accelerator.num_processes)
+        balance = config.data.balance
+        self.shown = (
+            balanced_indices(data.train, balance, config.data.seed) if balance else range(len(data.train))
+        )
+        self.plan = Plan.of(config.run, len(self.shown), accelerator.num_processes)
         workers = config.run.workers
         self.workers = default_workers(accelerator.num_processes) if workers is None else workers
         first = check_data(data, config.augment, config.run.seed)
@@ -166,8 +177,10 @@ class _Run:
         batches = PlannedBatches(self.plan, self.accelerator.process_index, self.step)
         pin = self.accelerator.device.type == "cuda"
         if self.train_cache is not None:
-            return iter(make_loader(self.train_cache, batches, collate_entries, self.workers, pin))
-        data = AugmentedData(self.data.train, self.config.augment, self.config.run.seed)
+            cached: Shown[Entry] = Shown(self.train_cache, self.shown)
+            return iter(make_loader(cached, batches, collate_entries, self.workers, pin))
+        shown = Subset(self.data.train, self.shown)  # a repeated image varies in its own way each time
+        data = AugmentedData(shown, self.config.augment, self.config.run.seed)
         return iter(make_loader(data, batches, collate, self.workers, pin))
 
     def _loop(self, interrupt: Interrupt) -> bool:

@@ -104,9 +104,8 @@ def _converted(value: Any, hint: Any) -> Any:
     if origin is tuple:
         return _tuple(value, arguments)
     if origin is dict:
-        return _checked(
-            plain(value), isinstance(value, Mapping) and all(isinstance(key, str) for key in value)
-        )
+        _checked(value, isinstance(value, Mapping) and all(isinstance(key, str) for key in value))
+        return {key: _converted(plain(entry), arguments[1]) for key, entry in value.items()}
     if hint is type(None):
         return _checked(None, value is None)
     if hint is float:

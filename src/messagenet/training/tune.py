@@ -17,6 +17,7 @@ from messagenet.data import SegmentationData, to_tensor
 from messagenet.errors import InputError
 from messagenet.evaluation import Confusion, mean_iou
 from messagenet.models import SegmentationNet
+from messagenet.prediction.scoring import require_same_classes
 
 
 class Trial(NamedTuple):
@@ -46,6 +47,7 @@ def tune(
     candidates = net.adjustable if candidates is None else candidates
     if not candidates:
         return []
+    require_same_classes(net, data)
     if len(data) == 0:
         raise InputError("there are no held-out images to tune on; give at least one")
     grid = [dict(zip(candidates, values, strict=True)) for values in product(*candidates.values())]

