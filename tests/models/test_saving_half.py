@@ -45,7 +45,7 @@ def test_a_second_saving_changes_nothing_more(tmp_path: Path, net: MessageNet) -
 def test_what_does_not_fit_is_refused_and_nothing_is_written(tmp_path: Path, net: MessageNet) -> None:
     with torch.no_grad():
         next(net.parameters()).flatten()[0] = 1e6
-    with pytest.raises(InputError, match="16 bits; save the model without half"):
+    with pytest.raises(InputError, match="16 bits cannot hold; save the model without half"):
         net.save(tmp_path / "model", half=True)
     assert not (tmp_path / "model").exists()
 

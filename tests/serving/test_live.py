@@ -151,17 +151,20 @@ def test_raw_paths_lead_nowhere(address, path):
 
 
 def test_overload_is_answered_at_once_and_passes(models, monkeypatch):
-    gate = threading.Event()
+    entered, gate = threading.Event(), threading.Event()
     infer = explorer_module.infer
 
     def slow(*arguments):
-        assert gate.wait(30)
+        entered.set()
+        assert gate.wait(60)
         return infer(*arguments)
 
     monkeypatch.setattr(explorer_module, "infer", slow)
     forms = [FORM.replace(encoded(photo()), encoded(photo(seed, 20, 20 + seed))) for seed in range(12)]
     with running_server(models[2:], Limits(waiting=4, batch=1)) as address, ThreadPoolExecutor(12) as pool:
-        answers = [pool.submit(segment, address, form) for form in forms]
+        answers = [pool.submit(segment, address, forms[0])]
+        assert entered.wait(30)  # one is at work before the others come, four of which may wait
+        answers += [pool.submit(segment, address, form) for form in forms[1:]]
         until(lambda: sum(answer.done() for answer in answers) == 7)
         refused = [answer.result() for answer in answers if answer.done()]
         gate.set()

@@ -63,7 +63,7 @@ def _halved(name: str, values: Tensor) -> Tensor:
         return values
     rounded = values.half()
     if not rounded.isfinite().all():
-        raise InputError(f"{name} does not fit into 16 bits; save the model without half")
+        raise InputError(f"{name} has values that 16 bits cannot hold; save the model without half")
     return rounded
 
 
