@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 from command import run
-from messagenet.comparison import Outcome, Row
+from messagenet.comparison import ROWS, Outcome, Row
 from messagenet.comparison import run as comparison_run
 from messagenet.comparison.cost import Cost
 from messagenet.data import SCENE_CLASSES
@@ -48,6 +49,7 @@ def test_all_rows_that_fit(
     assert run("compare", "--rows", "all", "--data", "synthetic:8", "--out", tmp_path) == 0
     assert {"unary", "dilated", "crf_likelihood", "message_t2"} <= set(asked)
     assert not {"fcn8s", "deeplab_mcl"} & set(asked)
+    assert "message_t1" not in asked  # the same as message
     said = capsys.readouterr().out
     assert "without fcn8s: the backbone Tiny has no maps" in said
     assert "without deeplab_mcl: it needs the backbone vgg16" in said
@@ -61,26 +63,61 @@ def test_rows_that_cannot_be_built_are_refused_before_any_training(
     assert not (tmp_path / "out" / "unary").exists()
 
 
+def test_help_names_every_row(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("compare", "--help") == 0
+    words = set(re.findall(r"[a-z0-9_]+", capsys.readouterr().out))
+    assert set(ROWS) - {"message_t2"} <= words
+
+
 def test_a_study_has_its_own_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "study.yaml").write_text("rows: {unary: [model.kind=unary]}")
-    arguments = ("compare", "--study", tmp_path / "study.yaml", "--rows", "message", "--data", "synthetic:8")
-    assert run(*arguments, "--out", tmp_path / "out") == 2
+    arguments = (
+        "compare",
+        "--study",
+        tmp_path / "study.yaml",
+        "--data",
+        "synthetic:8",
+        "--out",
+        tmp_path / "out",
+    )
+    assert run(*arguments, "--rows", "message") == 2
     assert "leave --rows out" in capsys.readouterr().err
+    (tmp_path / "study.yaml").write_text("rows: {mine: [model.kind=unray]}")
+    assert run(*arguments) == 2
+    assert "row mine: model.kind is 'unray'" in capsys.readouterr().err
+    (tmp_path / "study.yaml").write_text("rows:\n  mine: [a\n")
+    assert run(*arguments) == 2
+    assert "is not YAML in line" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
 
 
 def test_tune_needs_the_classes_of_the_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     CRFNet("tiny", ["sky", "land", "house"], hidden=8).save(tmp_path / "crf")
-    arguments = ("tune", "--model", tmp_path / "crf", "--data", "synthetic:8", "--limit", 1)
+    arguments = (
+        "tune",
+        "--model",
+        tmp_path / "crf",
+        "--data",
+        "synthetic:8",
+        "--split",
+        "test",
+        "--limit",
+        1,
+    )
     before = (tmp_path / "crf" / "config.json").read_bytes()
     assert run(*arguments) == 2
     assert "--keep sky,land,house" in capsys.readouterr().err
     assert (tmp_path / "crf" / "config.json").read_bytes() == before
     assert run(*arguments, "--keep", "sky,land,house") == 0
+    assert SegmentationNet.from_pretrained(tmp_path / "crf-tuned").classes.names == ("sky", "land", "house")
+    assert (tmp_path / "crf" / "config.json").read_bytes() == before
+    assert run(*arguments[:3], "--data", "noisy:8", "--split", "test") == 2
+    assert "give data with the model's classes" in capsys.readouterr().err
 
 
 def test_tune(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     CRFNet("tiny", SCENE_CLASSES, hidden=8).save(tmp_path / "crf")
-    arguments = ("--data", "synthetic:8", "--limit", 1, "--out", tmp_path / "tuned")
+    arguments = ("--data", "synthetic:8", "--split", "test", "--limit", 1, "--out", tmp_path / "tuned")
     assert run("tune", "--model", tmp_path / "crf", *arguments) == 0
     assert "pairwise_scale" in capsys.readouterr().out
     tuned = SegmentationNet.from_pretrained(tmp_path / "tuned")

@@ -6,6 +6,7 @@ import csv
 import json
 import statistics
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -107,6 +108,21 @@ def test_held_out_images_are_not_trained_on_when_rare_classes_are_repeated(
     config = small("data.balance=1", "run.epochs=1", "run.steps=null")
     compare(["unary"], config, [0], tmp_path, held_out=4, data=scenes)
     assert seen == {f"train-{index:05d}" for index in range(12) if index % 3}
+
+
+def test_rows_finished_earlier_stay_in_the_table(tmp_path: Path, cheap: list[Path]) -> None:
+    compare(["unary", "message"], small(), [0], tmp_path, held_out=2, data=scenes())
+    (found,) = compare(["message"], small(), [0], tmp_path, held_out=2, data=scenes())
+    assert found.row == "message"
+    rows = json.loads((tmp_path / "comparison.json").read_text())["rows"]
+    assert [row["row"] for row in rows] == ["message", "unary"]
+
+
+def test_systems_without_steps_have_no_time_of_a_step() -> None:
+    fitted = replace(outcome("machine_dagger", 0, 0.5), steps=1, train_seconds=12.0)
+    (line,) = lines([fitted])
+    assert line.step_seconds is None
+    assert line.cells[6:8] == ("12", "–")
 
 
 def test_other_settings_need_another_folder(tmp_path: Path, cheap: list[Path]) -> None:

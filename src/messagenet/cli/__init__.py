@@ -53,4 +53,5 @@ def main() -> None:
         complain(str(error))
         sys.exit(2)
     except KeyboardInterrupt:
+        complain("interrupted")
         sys.exit(130)

@@ -15,6 +15,7 @@ from messagenet.cli.options import (
     KeepOption,
     RestOption,
     ScoredVoidOption,
+    TrainedRestOption,
     VoidOption,
     words,
 )
@@ -45,9 +46,7 @@ def train(
     classes: ClassesOption = None,
     void: VoidOption = None,
     keep: KeepOption = None,
-    rest: Annotated[
-        str | None, typer.Option(help="What the classes not kept become: `void` or `background`.")
-    ] = None,
+    rest: TrainedRestOption = None,
     epochs: Annotated[int | None, typer.Option(help="How often to go through the training images.")] = None,
     resume: Annotated[bool, typer.Option(help="Go on with an interrupted run in the same folder.")] = False,
 ) -> None:
@@ -97,21 +96,28 @@ def settings(
 
 
 def tune(
-    model: Annotated[Path, typer.Option("--model", "-m", help="Folder of a saved model with a CRF.")],
+    model: Annotated[Path, typer.Option("--model", "-m", help="Folder of a saved model.")],
     data: DataOption,
     split: Annotated[
-        str, typer.Option(help="Held-out part of the data set: neither trained nor scored on.")
-    ] = "val",
+        str, typer.Option(help="Part of the data set to search on, which is neither trained nor scored on.")
+    ],
     classes: ClassesOption = None,
     void: ScoredVoidOption = None,
     keep: KeepOption = None,
     rest: RestOption = "void",
     limit: Annotated[int, typer.Option(help="Use only so many images.")] = 100,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Folder for the tuned model; its own by default.")
+        Path | None,
+        typer.Option(
+            "--out", "-o", help="Folder for the tuned model; by default its own with “-tuned” added."
+        ),
     ] = None,
 ) -> None:
-    """Search what training does not learn (pairwise scale, kernels of a dense CRF) on held-out images."""
+    """Search what training does not learn on held-out images.
+
+    That is the pairwise scale of `context_crf`, `crf_pseudo` and `crf_likelihood`, and the kernels of `deeplab_crf`.
+    `messagenet tune --model runs/crf/best --data voc:DIR --split train`, if it was trained on another part.
+    """
     from messagenet.data import Subset, open_data
     from messagenet.models import SegmentationNet
     from messagenet.training.tune import tune as search
@@ -127,7 +133,11 @@ def tune(
             progress=lambda done, total: bar.update(task, completed=done, total=total),
         )
     if not trials:
-        raise InputError(f"{model} has nothing to tune; only models with a CRF have")
+        raise InputError(
+            f"{model} has nothing to tune: it learns everything in training; "
+            "context_crf, crf_pseudo, crf_likelihood and deeplab_crf have settings to search"
+        )
     best = ", ".join(f"{name} {value:g}" for name, value in trials[0].values.items())
-    say(f"{best}: mean IoU {trials[0].mean_iou:.1%} (worst {trials[-1].mean_iou:.1%})")
-    say(f"tuned model: {net.save(out or model)}")
+    tried = f"{len(trials)} combinations from {trials[-1].mean_iou:.1%} to {trials[0].mean_iou:.1%} mean IoU"
+    say(f"{tried}; the best: {best}")
+    say(f"tuned model: {net.save(out or model.with_name(f'{model.name}-tuned'))}")

@@ -26,6 +26,9 @@ KeepOption = Annotated[
     str | None, typer.Option(help="Comma-separated classes to keep, e.g. `background,cat,dog`.")
 ]
 RestOption = Annotated[str, typer.Option(help="What the other classes become: `void` or `background`.")]
+TrainedRestOption = Annotated[
+    str | None, typer.Option(help="What the classes not kept become: `void` or `background`.")
+]
 FlipOption = Annotated[bool, typer.Option(help="Also predict the mirror image and average.")]
 ScalesOption = Annotated[
     str, typer.Option(help="Comma-separated sizes to predict at and average, e.g. `0.75,1,1.25`.")

@@ -8,7 +8,15 @@ from typing import Annotated
 
 import typer
 
-from messagenet.cli.options import DATA_HELP, ClassesOption, VoidOption, numbers, words
+from messagenet.cli.options import (
+    DATA_HELP,
+    ClassesOption,
+    KeepOption,
+    TrainedRestOption,
+    VoidOption,
+    numbers,
+    words,
+)
 from messagenet.cli.screen import advance, console, progress, say
 from messagenet.errors import InputError
 from messagenet.files import write_atomically
@@ -32,8 +40,10 @@ def compare(
     rows: Annotated[
         str | None,
         typer.Option(
-            help="Comma-separated systems, e.g. `unary,message,context_crf`, or `all` that the backbone can carry. "
-            "`unary,convolution,context_crf,message` by default."
+            help="Comma-separated systems: `unary`, `message`, `message_t1` to `message_t3`, `context_crf`, "
+            "`crf_pseudo`, `crf_likelihood`, `deeplab_crf`, `deeplab_mcl`, `crf_rnn`, `inference_machine`, "
+            "`machine_forward`, `machine_dagger`, `ensemble`, `convolution`, `dilated`, `fcn8s`; or the word "
+            "`all`, for those that the backbone can carry. `unary,convolution,context_crf,message` by default."
         ),
     ] = None,
     study: Annotated[
@@ -51,6 +61,10 @@ def compare(
     seeds: Annotated[
         str | None, typer.Option(help="Comma-separated seeds of the trainings; `0,1,2` by default.")
     ] = None,
+    classes: ClassesOption = None,
+    void: VoidOption = None,
+    keep: KeepOption = None,
+    rest: TrainedRestOption = None,
     held_out: Annotated[
         int | None,
         typer.Option(help="Training images kept from all rows, to tune what training does not learn; 20."),
@@ -61,6 +75,9 @@ def compare(
 
     `messagenet compare --rows unary,message,crf_rnn --data synthetic --out comparisons/scenes` writes comparison.md,
     .csv, .json and plots. Rows that are finished are not trained again, so an interrupted comparison goes on.
+
+    An equal budget is the same number of steps with the same batches; systems that are fitted without steps (forward
+    and DAgger inference machines) look at as many images as those steps would show.
     """
     from messagenet.comparison import compare as compare_systems
     from messagenet.comparison import markdown
@@ -76,6 +93,10 @@ def compare(
         preset=preset or (None if config else plan.preset),
         file=config,
         overrides=[*plan.settings, *(set_ or [])],
+        classes=classes,
+        void_values=void,
+        keep=words(keep),
+        rest=rest,
         epochs=epochs,
     )
     if study and rows:

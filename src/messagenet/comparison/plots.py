@@ -36,24 +36,26 @@ def iou_plot(outcomes: Sequence[Outcome]) -> Figure:
 
 
 def cost_plot(outcomes: Sequence[Outcome]) -> Figure:
-    """Mean IoU against the seconds of a training step."""
+    """Mean IoU against the seconds of the training; points have numbers, which the list beside them explains."""
     from matplotlib.figure import Figure as NewFigure
-    from matplotlib.ticker import FuncFormatter
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-    figure = NewFigure(figsize=(6.4, 4.2), layout="constrained")
+    figure = NewFigure(figsize=(8.6, 4.2), layout="constrained")
     axes = figure.add_subplot()
-    for line in lines(outcomes):
-        axes.plot(line.step_seconds, 100 * line.mean_iou, "o", color=_colour(line))
-        place = (line.step_seconds, 100 * line.mean_iou)
-        axes.annotate(plain(line.label), place, xytext=(4, 3), textcoords="offset points", fontsize=8)
+    for number, line in enumerate(lines(outcomes), start=1):
+        place = (max(line.train_seconds, 1e-3), 100 * line.mean_iou)
+        axes.plot(*place, "o", color=_colour(line), label=f"{number}  {plain(line.label)}")
+        axes.annotate(str(number), place, xytext=(4, 3), textcoords="offset points", fontsize=8)
     axes.set_xscale("log")
-    for axis in (axes.xaxis.set_major_formatter, axes.xaxis.set_minor_formatter):
-        axis(FuncFormatter(lambda seconds, _: f"{seconds:g}"))
-    axes.margins(x=0.2)
-    axes.set_xlabel("seconds per training step", fontsize=9)
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda seconds, _: f"{seconds:g}"))
+    axes.margins(x=0.1)
+    axes.set_xlabel("seconds of training", fontsize=9)
     axes.set_ylabel("mean IoU, %", fontsize=9)
     axes.grid(color=INK, alpha=0.12, linewidth=0.7)
     axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False, fontsize=8, handlelength=0.8)
     return figure
 
 

@@ -30,7 +30,10 @@ class Row:
 
     def config(self, shared: TrainConfig, seed: int) -> TrainConfig:
         """Its configuration for one seed."""
-        return apply_overrides(shared, [*self.settings, f"run.seed={seed}"])
+        try:
+            return apply_overrides(shared, [*self.settings, f"run.seed={seed}"])
+        except InputError as error:
+            raise InputError(f"row {self.label or self.name}: {error}") from error
 
 
 def _kind(name: str, label: str) -> Row:
@@ -87,15 +90,18 @@ DEFAULT_ROWS = ("unary", "convolution", "context_crf", "message")
 
 
 def fitting_rows(shared: TrainConfig, classes: Classes) -> tuple[list[Row], dict[str, str]]:
-    """All rows that can be built on the shared backbone for some classes, and why each of the others cannot.
+    """All rows that can be built on the shared backbone for some classes, and why each of the others is left out.
 
     >>> from messagenet.data import SCENE_CLASSES
     >>> from messagenet.training import load_config
     >>> rows, left_out = fitting_rows(load_config("tiny"), SCENE_CLASSES)
     >>> list(left_out)
-    ['fcn8s', 'deeplab_mcl']
+    ['fcn8s', 'deeplab_mcl', 'message_t1']
     """
     reasons = {name: _obstacle(row, shared, classes) for name, row in ROWS.items()}
+    same = f"message_t{shared.model.iterations}"
+    if same in reasons:
+        reasons[same] = "it is the same as message"
     return (
         [ROWS[name] for name, reason in reasons.items() if reason is None],
         {name: reason for name, reason in reasons.items() if reason is not None},

@@ -99,8 +99,8 @@ def compare(
     configs = {(row.name, seed): _row_config(row, shared, seed, kept) for row in found for seed in seeds}
     sets = data or open_sets(config.data)
     check_rows(found, shared, sets.train.classes)
-    _check_same(out / "config.yaml", shared)
     parts = _parts(sets, held_out)
+    _check_same(out / "config.yaml", shared)
     jobs = [(row, seed) for seed in seeds for row in found]
     outcomes: list[Outcome] = []
     for number, (row, seed) in enumerate(jobs, start=1):
@@ -114,9 +114,16 @@ def compare(
             outcome.save(folder / "outcome.json")
         outcomes.append(outcome)
         watcher.done(number, len(jobs), outcome)
-        write_tables(outcomes, out)
-    write_plots(outcomes, out)
+        write_tables([*outcomes, *_others(out, jobs)], out)
+    write_plots([*outcomes, *_others(out, jobs)], out)
     return outcomes
+
+
+def _others(out: Path, jobs: Sequence[tuple[Row, int]]) -> list[Outcome]:
+    """What earlier calls have finished in this folder and this one was not asked for."""
+    asked = {(row.name, seed) for row, seed in jobs}
+    found = [Outcome.load(path) for path in sorted(out.glob("*/seed-*/outcome.json"))]
+    return [outcome for outcome in found if (outcome.row, outcome.seed) not in asked]
 
 
 def _parts(sets: DataSets, held_out: int) -> tuple[DataSets, SegmentationData]:
@@ -126,7 +133,7 @@ def _parts(sets: DataSets, held_out: int) -> tuple[DataSets, SegmentationData]:
     count = len(sets.train)
     if not 1 <= held_out < count:
         raise InputError(
-            f"held_out is {held_out} of {count} training images; hold out at least 1 and not all of them"
+            f"held-out is {held_out} of {count} training images; hold out at least 1 and not all of them"
         )
     chosen = {number * count // held_out for number in range(held_out)}
     rest = [index for index in range(count) if index not in chosen]

@@ -53,7 +53,9 @@ def read_study(path: str | Path) -> Study:
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} is not YAML: {str(error).splitlines()[0]}") from error
+        mark = getattr(error, "problem_mark", None)
+        where = "" if mark is None else f" in line {mark.line + 1}"
+        raise InputError(f"{path} is not YAML{where}: {str(error).splitlines()[0]}") from error
     if not isinstance(content, dict) or not isinstance(content.get("rows"), dict):
         raise InputError(f"{path} has no rows; give them as in `rows: {{unary: [model.kind=unary]}}`")
     if not content["rows"]:

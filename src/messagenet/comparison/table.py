@@ -1,4 +1,4 @@
-"""The table of a comparison: one line per row, mean and spread over its seeds, as Markdown, CSV and JSON."""
+"""The table of a comparison: one line per row, mean and standard deviation over its seeds, as Markdown, CSV, JSON."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TRIMAP = "4"
 
 COLUMNS = (
     *("system", "seeds", "IoU", f"trimap IoU, {TRIMAP} px", "parameters", "outputs per factor"),
-    *("s / training step", "s / prediction", "MB / prediction"),
+    *("s of training", "s / training step", "s / prediction", "MB / prediction"),
 )
 
 
@@ -36,7 +36,8 @@ class Line:
         trimap_spread: Of that.
         parameters: Numbers that training changes.
         outputs_per_factor: Numbers that a network computes for a factor.
-        step_seconds: Of a training step.
+        train_seconds: Of the whole training, mean over the seeds.
+        step_seconds: Of a training step; None for a system that is fitted without steps.
         prediction_seconds: Of a prediction.
         prediction_megabytes: Of a prediction.
     """
@@ -50,7 +51,8 @@ class Line:
     trimap_spread: float | None
     parameters: int
     outputs_per_factor: int
-    step_seconds: float
+    train_seconds: float
+    step_seconds: float | None
     prediction_seconds: float
     prediction_megabytes: float
 
@@ -64,7 +66,8 @@ class Line:
             percent(self.trimap_iou, self.trimap_spread),
             f"{self.parameters:,}",
             f"{self.outputs_per_factor:,}",
-            f"{self.step_seconds:.3g}",
+            f"{self.train_seconds:.0f}",
+            "–" if self.step_seconds is None else f"{self.step_seconds:.3g}",
             f"{self.prediction_seconds:.3g}",
             f"{self.prediction_megabytes:.0f}",
         )
@@ -100,7 +103,8 @@ def _line(outcomes: Sequence[Outcome]) -> Line:
         _spread(near),
         first.parameters,
         first.outputs_per_factor,
-        first.cost.step_seconds,
+        statistics.fmean(outcome.train_seconds for outcome in outcomes),
+        first.cost.step_seconds if first.steps > 1 else None,
         first.cost.prediction_seconds,
         first.cost.prediction_megabytes,
     )
@@ -117,7 +121,7 @@ def markdown(outcomes: Sequence[Outcome]) -> str:
     rows = [COLUMNS, ("---", *("---:" for _ in COLUMNS[1:]))]
     for line in found:
         cells = list(line.cells)
-        if line.mean_iou == best:
+        if line.mean_iou == best and len(found) > 1:
             cells[2] = f"**{cells[2]}**"
         rows.append(tuple(cells))
     return "".join(f"| {' | '.join(cells)} |\n" for cells in rows)

@@ -22,13 +22,15 @@ class Console:
     def row(self, number: int, total: int, row: Row, seed: int) -> Progress | None:
         """A headline, and the bar of a training below it."""
         self.console.rule(f"{number}/{total}  {row.label or row.name}, seed {seed}", align="left")
-        return Bar(self.console)
+        return Bar(self.console, to_resume="give the same command again")
 
     def done(self, number: int, total: int, outcome: Outcome) -> None:
         """The scores of a row."""
-        tuned = "".join(f", {name} {value:g}" for name, value in outcome.tuned.items())
+        values = ", ".join(f"{name} {value:g}" for name, value in outcome.tuned.items())
+        tuned = f", tuned on held-out images to {values}" if values else ""
         self.console.print(
             f"{number}/{total} {outcome.row}, seed {outcome.seed}: mean IoU {outcome.mean_iou:.1%}{tuned}",
             markup=False,
             highlight=False,
+            soft_wrap=True,
         )

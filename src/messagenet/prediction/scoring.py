@@ -37,9 +37,14 @@ def require_same_classes(net: SegmentationNet, data: SegmentationData) -> None:
     ours, theirs = net.classes.names, data.classes.names
     numbered = any(names == numbered_classes(len(names)).names for names in (ours, theirs))
     if len(ours) != len(theirs) or (ours != theirs and not numbered):
+        fix = (
+            f"choose the model's, in its order, with --keep {','.join(ours)}"
+            if set(ours) <= set(theirs)
+            else "give data with the model's classes, or a model that was trained on these"
+        )
         raise InputError(
             f"the model knows the {len(ours)} classes {_some(ours)}, the data the {len(theirs)} classes "
-            f"{_some(theirs)}; choose the model's, in its order, with --keep {','.join(ours)}"
+            f"{_some(theirs)}; {fix}"
         )
 
 

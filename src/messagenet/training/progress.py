@@ -112,10 +112,16 @@ class Silent:
 
 
 class Bar:
-    """A bar in the terminal with loss, IoU and the time left; one line per scoring stays above it."""
+    """A bar in the terminal with loss, IoU and the time left; one line per scoring stays above it.
 
-    def __init__(self, console: Console | None = None) -> None:
+    Args:
+        console: Where to print.
+        to_resume: What to do to go on with a run that was interrupted.
+    """
+
+    def __init__(self, console: Console | None = None, to_resume: str = "resume the run (--resume)") -> None:
         self.console = console or Console(stderr=True)
+        self.to_resume = to_resume
         self._best = 0.0
         self._shown: dict[str, Any] = {"loss": "–", "iou": "–"}
         self._bar = RichProgress(
@@ -192,8 +198,6 @@ class Bar:
         if result is None:
             return
         if result.interrupted:
-            self.console.print(
-                f"stopped after step {result.steps}; resume the run to go on from there (--resume)"
-            )
+            self.console.print(f"stopped after step {result.steps}; to go on from there, {self.to_resume}")
         score = "" if result.best_iou is None else f", best mean IoU {result.best_iou:.1%}"
         self.console.print(f"{result.folder}: {result.steps} steps in {result.seconds:.0f} s{score}")
