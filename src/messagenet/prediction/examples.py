@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from messagenet.data import SegmentationData
 from messagenet.evaluation import Scores
+from messagenet.prediction.enlarge import most_probable
 from messagenet.prediction.predictor import Predictor
 from messagenet.report import Example, entropy
 
@@ -29,7 +30,7 @@ def report_examples(
         sample = data[index]
         assert sample.mask is not None
         marginals = {name: predictor.marginals(sample.image) for name, predictor in predictors.items()}
-        labels = {name: values.argmax(0).byte().cpu().numpy() for name, values in marginals.items()}
+        labels = {name: most_probable(values) for name, values in marginals.items()}
         uncertainty = entropy(next(reversed(marginals.values())))
         examples.append(Example(sample.name, sample.image, sample.mask, labels, uncertainty))
     return examples

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from messagenet.data import Classes
 from messagenet.errors import InputError, nearest
+from messagenet.prediction.enlarge import most_probable
 from messagenet.prediction.predictor import Image, Predictor
 from messagenet.report import entropy_picture, overlay, palette_image, png_bytes
 
@@ -46,7 +47,7 @@ def rendered(predictor: Predictor, image: Image, name: Path, kinds: Sequence[str
     """
     classes: Classes = predictor.net.classes
     marginals = predictor.marginals(image) if {"entropy", "probs"} & set(kinds) else None
-    labels = predictor.labels(image) if marginals is None else marginals.argmax(0).byte().cpu().numpy()
+    labels = predictor.labels(image) if marginals is None else most_probable(marginals)
     files: dict[Path, bytes] = {}
     if {"mask", "voc"} & set(kinds):
         mask = png_bytes(palette_image(labels, classes))

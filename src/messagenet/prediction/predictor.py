@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from messagenet.errors import InputError
 from messagenet.models import SegmentationNet
-from messagenet.prediction.enlarge import node_places, pixel_strips, sampled
+from messagenet.prediction.enlarge import most_probable, node_places, pixel_strips, sampled
 from messagenet.prediction.ready import Ready
 from messagenet.prediction.refine import Refinement
 from messagenet.prediction.tiles import joined_logits
@@ -80,9 +80,7 @@ class Predictor:
 
     def labels(self, image: Image) -> Image:
         """The most probable class of every pixel, uint8 (H, W)."""
-        return np.concatenate(
-            [strip.argmax(0).to(torch.uint8).cpu().numpy() for strip in self._strips(image)]
-        )
+        return np.concatenate([most_probable(strip) for strip in self._strips(image)])
 
     def marginals(self, image: Image) -> Tensor:
         """P(y | x) at every pixel, (K, H, W)."""
