@@ -25,7 +25,8 @@ def test_compare(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch
     for setting in SHORT:
         arguments += ["--set", setting]
     assert run(*arguments) == 0
-    assert "| learned messages | 1 |" in capsys.readouterr().out
+    assert "learned messages" in capsys.readouterr().out
+    assert "| learned messages | 1 |" in (tmp_path / "comparison.md").read_text()
     assert len(json.loads((tmp_path / "comparison.json").read_text())["rows"]) == 2
     assert run(*arguments) == 0
     assert "step 2" not in capsys.readouterr().out  # nothing is trained again

@@ -80,10 +80,10 @@ def compare(
     and DAgger inference machines) look at as many images as those steps would show.
     """
     from messagenet.comparison import compare as compare_systems
-    from messagenet.comparison import markdown
     from messagenet.comparison.rows import DEFAULT_ROWS, find_rows, fitting_rows
     from messagenet.comparison.study import Study, read_study
     from messagenet.comparison.watch import Console as Watch
+    from messagenet.comparison.watch import drawn_table
     from messagenet.training.build import open_sets
     from messagenet.training.choose import choose_config
 
@@ -115,7 +115,7 @@ def compare(
         held_out=plan.held_out if held_out is None else held_out,
         watcher=Watch(console),
     )
-    say(markdown(outcomes))
+    console.print(drawn_table(outcomes))
     say(f"table and plots: {out}")
 
 

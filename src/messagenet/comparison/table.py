@@ -16,8 +16,9 @@ from messagenet.files import write_atomically
 TRIMAP = "4"
 """Width in pixels of the band around boundaries that the table shows; json has them all."""
 
+TRIMAP_COLUMN = f"trimap IoU, {TRIMAP} px"
 COLUMNS = (
-    *("system", "seeds", "IoU", f"trimap IoU, {TRIMAP} px", "parameters", "outputs per factor"),
+    *("system", "seeds", "IoU", TRIMAP_COLUMN, "parameters", "outputs per factor"),
     *("s of training", "s / training step", "s / prediction", "MB / prediction"),
 )
 

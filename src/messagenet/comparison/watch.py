@@ -1,12 +1,20 @@
-"""A comparison in the terminal: a headline and a bar for each training, a line for each outcome."""
+"""A comparison in the terminal: a headline and a bar for each training, a line for each outcome, the table."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from rich import box
 from rich.console import Console as RichConsole
+from rich.table import Table
+from rich.text import Text
 
 from messagenet.comparison.outcome import Outcome
 from messagenet.comparison.rows import Row
+from messagenet.comparison.table import COLUMNS, TRIMAP_COLUMN, lines
 from messagenet.training import Bar, Progress
+
+SHOWN = [COLUMNS.index(name) for name in ("system", "IoU", TRIMAP_COLUMN, "parameters", "s of training")]
 
 
 class Console:
@@ -34,3 +42,13 @@ class Console:
             highlight=False,
             soft_wrap=True,
         )
+
+
+def drawn_table(outcomes: Sequence[Outcome]) -> Table:
+    """What fits into a terminal of the table of a comparison; comparison.md has all of it."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for number in SHOWN:
+        table.add_column(COLUMNS[number], justify="right" if number else "left", no_wrap=number == 0)
+    for line in lines(outcomes):
+        table.add_row(*(Text(line.cells[number]) for number in SHOWN))
+    return table
