@@ -50,5 +50,5 @@ def drawn_table(outcomes: Sequence[Outcome]) -> Table:
     for number in SHOWN:
         table.add_column(COLUMNS[number], justify="right" if number else "left", no_wrap=number == 0)
     for line in lines(outcomes):
-        table.add_row(*(Text(line.cells[number]) for number in SHOWN))
+        table.add_row(*(Text(line.cells[number].replace(" ± ", "\u00a0±\u00a0")) for number in SHOWN))
     return table
