@@ -47,8 +47,11 @@ class Console:
 def drawn_table(outcomes: Sequence[Outcome]) -> Table:
     """What fits into a terminal of the table of a comparison; comparison.md has all of it."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    found = lines(outcomes)
     for number in SHOWN:
-        table.add_column(COLUMNS[number], justify="right" if number else "left", no_wrap=number == 0)
-    for line in lines(outcomes):
-        table.add_row(*(Text(line.cells[number].replace(" ± ", "\u00a0±\u00a0")) for number in SHOWN))
+        widest = max((len(line.cells[number]) for line in found), default=0)
+        least = widest if number else None  # numbers stay whole, a long name may go on in the next line
+        table.add_column(COLUMNS[number], justify="right" if number else "left", min_width=least)
+    for line in found:
+        table.add_row(*(Text(line.cells[number]) for number in SHOWN))
     return table
