@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
@@ -144,3 +145,15 @@ def test_every_preset_can_be_trained_as_every_kind(kind: str, preset: str) -> No
     assert config.model.kind == kind
     own = KINDS[kind].network.own_objective
     assert own or config.loss == load_config(preset).loss
+
+
+def test_a_crf_predicts_with_the_inference_it_was_learned_with_unless_told() -> None:
+    found = {}
+    for kind in ("context_crf", "crf_pseudo", "crf_likelihood"):
+        for given in (None, "mean_field", "belief_propagation"):
+            model = replace(load_config("tiny").model, kind=kind, inference=given, hidden=4)
+            net = build_network(model, numbered_classes(3)).net
+            found[kind, given] = (net.settings["inference"], net.head.inference)
+    for (kind, given), both in found.items():
+        usual = "belief_propagation" if kind == "crf_likelihood" else "mean_field"
+        assert both == (given or usual,) * 2

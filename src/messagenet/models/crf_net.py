@@ -23,6 +23,18 @@ from messagenet.models.pair_offsets import Neighbours, paired_relations
 from messagenet.models.segmentation_net import Features, SegmentationNet
 
 
+def usual_inference(objective: Objective) -> Inference:
+    """How a CRF predicts unless told: with the inference that its potentials were learned with, if there was any.
+
+    Potentials that maximise a likelihood under the marginals of belief propagation make up for its errors, and need
+    them in prediction (Wainwright, "Estimating the wrong graphical model", JMLR 7, 2006).
+
+    >>> usual_inference("likelihood"), usual_inference("piecewise")
+    ('belief_propagation', 'mean_field')
+    """
+    return "belief_propagation" if objective == "likelihood" else "mean_field"
+
+
 class CRFNet(SegmentationNet):
     """A backbone with a CRF for a head.
 
@@ -60,7 +72,7 @@ class CRFNet(SegmentationNet):
         hidden: int = 256,
         neighbours: Neighbours = "lattice",
         objective: Objective = "piecewise",
-        inference: Inference = "mean_field",
+        inference: Inference | None = None,
         inference_iterations: int = 3,
         likelihood_iterations: int = 20,
         persistent_messages: bool = False,
@@ -71,7 +83,7 @@ class CRFNet(SegmentationNet):
             "hidden": hidden,
             "neighbours": neighbours,
             "objective": objective,
-            "inference": inference,
+            "inference": inference or usual_inference(objective),
             "inference_iterations": inference_iterations,
             "likelihood_iterations": likelihood_iterations,
             "persistent_messages": persistent_messages,

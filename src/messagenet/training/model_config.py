@@ -52,7 +52,8 @@ class ModelConfig:
         dependent: How a box factor joins its senders' messages: "sum" or "mean".
         separate_features: A backbone of its own for every factor type, as in the paper.
         neighbours: Pairs with a potential in a CRF: a "lattice" of 24 neighbours in each range box, or "all".
-        inference: How a CRF predicts: "mean_field" or "belief_propagation".
+        inference: How a CRF predicts: "mean_field" or "belief_propagation"; null for the latter with "crf_likelihood",
+            which learns with it, and the former with the others.
         inference_iterations: Of that, and of an inference machine.
         likelihood_iterations: Of belief propagation in each training step of "crf_likelihood", at most.
         persistent_messages: Begin it with the messages that the image had when last seen; needs images that stay as
@@ -79,7 +80,7 @@ class ModelConfig:
     dependent: Dependent = "sum"
     separate_features: bool = False
     neighbours: Neighbours = "lattice"
-    inference: Inference = "mean_field"
+    inference: Inference | None = None
     inference_iterations: int = 3
     likelihood_iterations: int = 20
     persistent_messages: bool = False
