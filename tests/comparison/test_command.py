@@ -51,7 +51,25 @@ def test_all_rows_that_fit(
     assert {"unary", "dilated", "crf_likelihood", "message_t2"} <= set(asked)
     assert not {"fcn8s", "deeplab_mcl"} & set(asked)
     assert "message_t1" not in asked  # the same as message
+    assert (
+        run(
+            "compare",
+            "--rows",
+            "all",
+            "--data",
+            "synthetic:8",
+            "--out",
+            tmp_path,
+            "--set",
+            "data.balance=0.5",
+        )
+        == 0
+    )
     said = capsys.readouterr().out
+    assert (
+        "without machine_forward: row inference machine, forward training: forward training looks at every"
+        in said
+    )
     assert "without fcn8s: the backbone Tiny has no maps" in said
     assert "without deeplab_mcl: it needs the backbone vgg16" in said
 

@@ -119,10 +119,10 @@ def check_rows(rows: Iterable[Row], shared: TrainConfig, classes: Classes) -> No
 
 def _obstacle(row: Row, shared: TrainConfig, classes: Classes) -> str | None:
     """Why a row cannot be compared with others on the shared backbone; None if it can."""
-    backbone = row.config(at_nodes(shared), 0).model.backbone
-    if backbone != shared.model.backbone:
-        return f"it needs the backbone {backbone}"
     try:
+        backbone = row.config(at_nodes(shared), 0).model.backbone
+        if backbone != shared.model.backbone:
+            return f"it needs the backbone {backbone}"
         _build(row, shared, classes)
     except InputError as error:
         return str(error)
