@@ -12,7 +12,7 @@ import messagenet
 SOURCE = Path(__file__).resolve().parents[1] / "src" / "messagenet"
 LAYERS = [
     {"errors", "_version"},
-    {"files"},
+    {"files", "shipped"},
     {"graph"},
     {"inference", "estimators", "data"},
     {"learning"},
@@ -22,7 +22,8 @@ LAYERS = [
     {"prediction"},
     {"training", "serving"},
     {"comparison"},
-    {"demo", "verbs"},
+    {"verbs"},
+    {"demo"},
     {"cli"},
     {"__main__"},
 ]

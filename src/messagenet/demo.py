@@ -1,8 +1,8 @@
-"""The demonstration: what do messages add where local appearance says nothing?
+"""The demonstration: the model in the box on photographs, and what messages add where appearance says nothing.
 
-Two networks with the same backbone, which sees one 4×4 cell and a pixel around it, learn the synthetic scenes:
-one classifies every node alone, the other also sends messages over the paper's three relations. Both are then
-scored on scenes that neither has seen.
+First a cat and an astronaut are segmented by the model that comes with the package. Then two networks with the same
+backbone, which sees one 4×4 cell and a pixel around it, learn the synthetic scenes: one classifies every node alone,
+the other also sends messages over the paper's three relations. Both are scored on scenes that neither has seen.
 """
 
 from __future__ import annotations
@@ -11,28 +11,59 @@ from pathlib import Path
 
 from rich.console import Console
 
-from messagenet.data import SyntheticScenes
+from messagenet.data import SyntheticScenes, read_mask
+from messagenet.data.photographs import PACKAGE, photographs
 from messagenet.evaluation import Scores, scores_table
 from messagenet.models import MessageNet
 from messagenet.prediction import Predictor, score
-from messagenet.report import picture_sheet, save_png
+from messagenet.prediction.outputs import by_kind
+from messagenet.report import picture_sheet, save_png, shares
 from messagenet.training import Bar, train
 from messagenet.training.choose import choose_config
+from messagenet.verbs import predict
 
 METHODS = {"unary": "unary", "messages": "message"}
 EPOCHS, TEST_SCENES, SHOWN = 2, 100, 4
+SAVED = ("mask", "overlay", "entropy")
 
 
 def run_demo(out: str | Path, *, seed: int = 0, console: Console | None = None) -> dict[str, Scores]:
-    """Trains both networks, prints their scores, draws the picture sheet, and returns the scores.
+    """Segments the photographs, trains and scores the two networks, draws both; returns the networks' scores.
 
     Args:
-        out: Folder for the two runs and the picture sheet.
+        out: Folder for the pictures, the page and the two runs.
         seed: Seed of the scenes and of the training.
         console: Where to print.
     """
-    console = console or Console()
-    out = Path(out)
+    console, out = console or Console(), Path(out)
+    page = segment_photographs(out, console)
+    scores = compare_on_scenes(out, seed, console)
+    console.rule(align="left")
+    if page is not None:
+        console.print(f"Photographs, their labels and where the model is unsure: {page}", soft_wrap=True)
+    console.print(
+        f"Scenes, their truth and both predictions side by side: {out / 'scenes.png'}", soft_wrap=True
+    )
+    return scores
+
+
+def segment_photographs(out: Path, console: Console) -> Path | None:
+    """Says what the model in the box sees in the photographs; the page that shows it, if there are any here."""
+    console.rule("[bold]photographs[/bold]", align="left")
+    files = photographs()
+    if not files:
+        console.print(f"None here; `pip install {PACKAGE}` brings some, `messagenet predict` takes your own.")
+        return None
+    page, predictor = out / "photographs.html", Predictor(MessageNet.from_pretrained())
+    predicted = predict(files, predictor, out / "photographs", save=SAVED, report=page)
+    for image, written in predicted.written.items():
+        found = shares(read_mask(by_kind(written, SAVED)["mask"]), predictor.net.classes)
+        console.print(f"{image.name}: {', '.join(f'{name} {share:.0%}' for name, share in found.items())}")
+    return page
+
+
+def compare_on_scenes(out: Path, seed: int, console: Console) -> dict[str, Scores]:
+    """Trains both networks, prints their scores and draws the picture sheet."""
     scenes = SyntheticScenes(TEST_SCENES, seed=seed, split="test")
     predictors, scores = {}, {}
     for name, kind in METHODS.items():
@@ -46,10 +77,8 @@ def run_demo(out: str | Path, *, seed: int = 0, console: Console | None = None) 
     console.rule(align="left")
     console.print(scores_table(scores, f"{TEST_SCENES} scenes that no network has seen"))
     unary, messages = (100 * (scores[name].mean_iou or 0.0) for name in METHODS)
-    sheet = out / "scenes.png"
-    draw_sheet(predictors, scenes, sheet)
+    draw_sheet(predictors, scenes, out / "scenes.png")
     console.print(f"Messages add {messages - unary:.1f} points of mean IoU to the same backbone.")
-    console.print(f"Image, truth and both predictions side by side: {sheet}", markup=False, soft_wrap=True)
     return scores
 
 

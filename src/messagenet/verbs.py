@@ -28,7 +28,9 @@ from messagenet.models import SegmentationNet
 from messagenet.prediction import Predicted, Predictor, Refinement, Views, predict_files, score
 from messagenet.prediction.examples import report_examples
 from messagenet.prediction.outputs import DEFAULT_KINDS
+from messagenet.prediction.written import check_shown, write_predictions_page
 from messagenet.report import write_report
+from messagenet.shipped import model_folder
 from messagenet.training import Progress, TrainResult
 from messagenet.training import train as train_run
 from messagenet.training.choose import choose_config
@@ -91,7 +93,7 @@ def train(
 
 def predict(
     images: str | Path | Sequence[str | Path],
-    model: Model,
+    model: Model | None = None,
     out: str | Path = "predictions",
     *,
     save: Sequence[str] = DEFAULT_KINDS,
@@ -101,13 +103,14 @@ def predict(
     refine: bool = False,
     ray: bool = False,
     workers: int | None = None,
+    report: str | Path | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Predicted:
     """Segments image files of any size and writes the results.
 
     Args:
         images: Files, folders or globs; with `ray` also a Ray data set with a column `path`.
-        model: Folder of a saved model, or a model.
+        model: Folder of a saved model, name of one in the box, or a model; the one in the box unless told.
         out: Folder for the results.
         save: What to write: "mask", "overlay", "entropy", "probs", "voc".
         flip: Also predict the mirror image and average.
@@ -116,31 +119,37 @@ def predict(
         refine: Refine with a dense CRF, which draws labels to the edges in the image.
         ray: Share the work out over a Ray cluster, or the cores of this machine.
         workers: How many processes Ray uses; all it has unless told.
+        report: Where to write a self-contained HTML page of the results.
         progress: Called with (images done, images in all).
     """
+    if report is not None:
+        check_shown(save)
     predictor = as_predictor(model, Views(flip, tuple(scales), tile, min(256, tile // 4)), refine=refine)
     if ray:
         from messagenet.prediction.ray_data import predict_dataset
 
-        return predict_dataset(predictor, images, out, save, workers=workers, progress=progress)
-    if workers is not None:
+        predicted = predict_dataset(predictor, images, out, save, workers=workers, progress=progress)
+    elif workers is not None:
         raise InputError("workers are Ray's; predict with ray (--ray) as well, or leave them out")
-    return predict_files(
-        predictor, [images] if isinstance(images, str | Path) else images, out, save, progress=progress
-    )
+    else:
+        files = [images] if isinstance(images, str | Path) else images
+        predicted = predict_files(predictor, files, out, save, progress=progress)
+    if report is not None:
+        write_predictions_page(predicted, save, report, predictor.net.classes)
+    return predicted
 
 
-def evaluate(model: Model, data: str = "synthetic", **options: Any) -> Scores:
+def evaluate(model: Model | None = None, data: str = "synthetic", **options: Any) -> Scores:
     """Scores a model on labelled images.
 
     Args:
-        model: Folder of a saved model, or a model.
+        model: Folder of a saved model, name of one in the box, or a model; the one in the box unless told.
         data: The data set, such as "folder:street".
         **options: Those of `evaluate_models`: split, void_values, flip, report and others.
     """
-    (scores,) = evaluate_models(
-        [model] if isinstance(model, str | Path) else {"model": model}, data, **options
-    ).values()
+    model = model_folder() if model is None else model
+    models = [model] if isinstance(model, str | Path) else {"model": model}
+    (scores,) = evaluate_models(models, data, **options).values()
     return scores
 
 
@@ -162,7 +171,8 @@ def evaluate_models(
     """Scores models side by side on labelled images; the scores by the name of the model.
 
     Args:
-        models: Folders of saved models, which are then called by their runs; or models by name.
+        models: Folders of saved models, which are then called by their runs, and names of models in the box; or
+            models by name.
         data: The data set, such as "folder:street".
         split: The part of it to score on.
         classes: A class list, where the data set has none of its own.
@@ -180,7 +190,7 @@ def evaluate_models(
     if isinstance(models, Mapping):
         named = models
     else:
-        folders = [Path(folder) for folder in models]
+        folders = [model_folder(folder) for folder in models]
         named = dict(zip(model_names(folders), folders, strict=True))
     predictors = {name: as_predictor(model, Views(flip, tuple(scales))) for name, model in named.items()}
     if refine:
@@ -217,8 +227,8 @@ def infer(
     return solve(model, evidence, engine, task)[1]
 
 
-def as_predictor(model: Model, views: Views, *, refine: bool = False) -> Predictor:
-    """A model ready to predict: read from a folder onto the GPU, if there is one, or as it is given."""
+def as_predictor(model: Model | None, views: Views, *, refine: bool = False) -> Predictor:
+    """A model ready to predict: read from a folder, or from the box, onto the GPU if there is one; or as given."""
     if isinstance(model, Predictor):
         return _refined(model) if refine and model.refinement is None else model
     if not isinstance(model, SegmentationNet):

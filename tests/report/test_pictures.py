@@ -42,6 +42,12 @@ def test_overlay_mixes_and_leaves_void_alone():
     np.testing.assert_array_equal(overlay(image, MASK, CLASSES, opacity=0), image)
 
 
+def test_overlay_leaves_the_background_alone():
+    image = np.full((2, 2, 3), 100, np.uint8)
+    mixed = np.asarray(overlay(image, MASK, Classes(("background", "cat"))))
+    np.testing.assert_array_equal((mixed != 100).any(-1), MASK == 1)
+
+
 def test_entropy_is_a_share_of_the_largest():
     marginals = torch.tensor([[1.0, 1 / 3, 0.5], [0.0, 1 / 3, 0.5], [0.0, 1 / 3, 0.0]])[:, None]  # (3, 1, 3)
     found = entropy(marginals)

@@ -8,6 +8,7 @@ import os
 import pytest
 from PIL import Image
 
+from messagenet.data.photographs import photographs
 from messagenet.errors import InputError
 from messagenet.serving.samples import folder_samples, open_samples
 from serving.running import encoded, photo
@@ -53,9 +54,12 @@ def test_a_folder_without_images(tmp_path):
         folder_samples(tmp_path / "nowhere")
 
 
-def test_scenes_by_default():
+def test_photographs_and_scenes_by_default():
     samples = open_samples(None)
-    assert list(samples) == ["scene-1.png", "scene-2.png", "scene-3.png", "scene-4.png"]
-    contents = {sample.content() for sample in samples.values()}
-    assert len(contents) == 4
-    assert {Image.open(io.BytesIO(content)).size for content in contents} == {(256, 256)}
+    assert list(samples)[-4:] == ["scene-1.png", "scene-2.png", "scene-3.png", "scene-4.png"]
+    assert list(samples)[:-4] == [path.name for path in photographs()]
+    contents = {name: sample.content() for name, sample in samples.items()}
+    assert len(set(contents.values())) == len(samples)
+    sizes = {name: Image.open(io.BytesIO(content)).size for name, content in contents.items()}
+    assert {size for name, size in sizes.items() if name.startswith("scene")} == {(256, 256)}
+    assert sizes.get("astronaut.png", (512, 512)) == (512, 512)

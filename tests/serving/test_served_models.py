@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
 from messagenet.data import Classes
 from messagenet.errors import InputError
 from messagenet.models import KINDS
-from messagenet.serving.served_models import ServedModel, chosen, default_models, load_models
+from messagenet.serving.served_models import ServedModel, chosen, load_models
 
 
 def test_what_is_said_about_a_model(models):
@@ -57,15 +59,13 @@ def test_models_are_chosen_by_name(models):
         chosen(models, "boxs")
 
 
-def test_without_a_model_those_of_the_demo_are_shown(tmp_path, monkeypatch, models):
+def test_without_a_model_the_one_in_the_box_and_those_of_the_demo_are_shown(tmp_path, monkeypatch, models):
     monkeypatch.chdir(tmp_path)
+    assert [model.id for model in load_models([])] == ["voc-animals"]
     models[0].net.save(tmp_path / "demo" / "messages" / "best")
-    assert [model.id for model in load_models([])] == ["messages"]
+    assert [model.id for model in load_models([])] == ["voc-animals", "messages"]
 
 
-def test_without_a_model(tmp_path, monkeypatch):
+def test_a_model_in_the_box_by_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(InputError, match="give one with --model"):
-        default_models()
-    with pytest.raises(InputError, match="give one with --model"):
-        load_models([])
+    assert [model.id for model in load_models([Path("voc-animals")])] == ["voc-animals"]

@@ -24,13 +24,20 @@ from messagenet.cli.options import (
 )
 from messagenet.cli.screen import complain, console, progress, say
 from messagenet.files import write_atomically
+from messagenet.shipped import DEFAULT
 
 
 def predict(
     images: Annotated[list[str], typer.Argument(help="Image files, folders or globs.")],
     model: Annotated[
-        Path, typer.Option("--model", "-m", help="Folder of a saved model, such as `runs/mine/best`.")
-    ],
+        Path | None,
+        typer.Option(
+            "--model",
+            "-m",
+            help="Folder of a saved model, such as `runs/mine/best`. Left out: the model in the box, which knows "
+            "cats, cows, dogs, horses, people and sheep.",
+        ),
+    ] = None,
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the results.")] = Path("predictions"),
     save: Annotated[
         str,
@@ -49,11 +56,15 @@ def predict(
         bool, typer.Option(help='Share the work out over a Ray cluster (`pip install "messagenet[ray]"`).')
     ] = False,
     workers: Annotated[int | None, typer.Option(help="How many processes Ray uses; all by default.")] = None,
+    report: Annotated[
+        Path | None, typer.Option(help="Write a self-contained HTML page of the results here.")
+    ] = None,
 ) -> None:
     """Segment images of any size.
 
-    `messagenet predict photos/ --model runs/mine/best` writes a palette PNG and an overlay for each photo. Images
-    that cannot be read are left out and named at the end; the exit code is then 2.
+    `messagenet predict photo.jpg` finds animals and people, `messagenet predict photos/ --model runs/mine/best` what
+    your own model has learned: a palette PNG and an overlay for each photo. Images that cannot be read are left out
+    and named at the end; the exit code is then 2.
     """
     from messagenet import verbs
 
@@ -70,10 +81,13 @@ def predict(
             refine=refine,
             ray=ray,
             workers=workers,
+            report=report,
             progress=lambda done, total: bar.update(task, completed=done, total=total),
         )
     if predicted.written:
         say(f"{len(predicted.files)} files of {len(predicted.written)} images written to {out}")
+    if report:
+        say(f"report: {report}")
     if predicted.failed:
         total = len(predicted.written) + len(predicted.failed)
         complain(f"{len(predicted.failed)} of {total} images could not be predicted:")
@@ -84,8 +98,13 @@ def predict(
 
 def evaluate(
     model: Annotated[
-        list[Path], typer.Option("--model", "-m", help="Folder of a saved model; repeat to compare.")
-    ],
+        list[Path] | None,
+        typer.Option(
+            "--model",
+            "-m",
+            help="Folder of a saved model; repeat to compare. Left out: the model in the box, `voc-animals`.",
+        ),
+    ] = None,
     data: DataOption = "synthetic",
     split: Annotated[str, typer.Option(help="Part of the data set to score on.")] = "val",
     classes: ClassesOption = None,
@@ -116,7 +135,7 @@ def evaluate(
             bar.update(tasks[name], completed=done)
 
         named = verbs.evaluate_models(
-            model,
+            model or [DEFAULT],
             data,
             split=split,
             classes=classes,
@@ -143,7 +162,8 @@ def serve(
         typer.Option(
             "--model",
             "-m",
-            help="Folder of a saved model; repeat to compare. Left out: those of `messagenet demo`.",
+            help="Folder of a saved model; repeat to compare. Left out: the model in the box, and those of "
+            "`messagenet demo` if it was run here.",
         ),
     ] = None,
     port: Annotated[int, typer.Option(help="Port to listen on; 0 for any that is free.")] = 8765,
@@ -151,7 +171,8 @@ def serve(
         str, typer.Option(help="Address to listen on; only this machine can reach the default.")
     ] = "127.0.0.1",
     samples: Annotated[
-        Path | None, typer.Option(help="Folder of images to offer; synthetic scenes by default.")
+        Path | None,
+        typer.Option(help="Folder of images to offer; photographs and synthetic scenes by default."),
     ] = None,
     browser: Annotated[
         bool | None,

@@ -26,9 +26,10 @@ def demo(
     out: Annotated[Path, typer.Option(help="Folder for the models and pictures.")] = Path("demo"),
     seed: Annotated[int, typer.Option(help="Seed of the scenes and of the training.")] = 0,
 ) -> None:
-    """Train a unary and a message model on synthetic scenes, compare them, and draw what each one sees.
+    """Segment two photographs with the model in the box; then see what messages add on synthetic scenes.
 
-    In the scenes, sky and water look the same, and so do cloud, foam and snow: only the arrangement tells.
+    In the scenes, sky and water look the same, and so do cloud, foam and snow: only the arrangement tells. A unary and
+    a message model learn them and are compared. The photographs are scikit-image's (`pip install "messagenet[demo]"`).
     """
     from messagenet.demo import run_demo
 

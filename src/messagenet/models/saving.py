@@ -21,6 +21,7 @@ from messagenet.data.dataset import checked_void_values
 from messagenet.errors import InputError, nearest
 from messagenet.files import write_atomically
 from messagenet.graph import Relation
+from messagenet.shipped import model_folder, shipped_models
 
 if TYPE_CHECKING:
     from messagenet.models.segmentation_net import SegmentationNet
@@ -74,10 +75,10 @@ def _classes_entry(net: SegmentationNet) -> dict[str, Any]:
 
 
 def load_model(
-    folder: str | Path, kinds: Mapping[str, type[SegmentationNet]], backbone: nn.Module | None = None
+    folder: str | Path | None, kinds: Mapping[str, type[SegmentationNet]], backbone: nn.Module | None = None
 ) -> SegmentationNet:
-    """Builds the model that `save_model` wrote, ready for prediction (`eval` mode)."""
-    folder = Path(folder)
+    """Builds the model that `save_model` wrote, or one in the box, ready for prediction (`eval` mode)."""
+    folder = model_folder(folder)
     config = read_config(folder)
     if config["model"] not in kinds:
         raise InputError(
@@ -120,7 +121,8 @@ def read_config(folder: Path) -> dict[str, Any]:
     path = folder / CONFIG
     if not path.is_file():
         inside = f"did you mean {folder / 'best'}?" if (folder / "best" / CONFIG).is_file() else ""
-        fix = inside or "give the folder that was saved to"
+        boxed = ", ".join(shipped_models())
+        fix = inside or f"give the folder that was saved to, or the name of a model in the box ({boxed})"
         raise InputError(f"{folder} holds no model: there is no {CONFIG} in it; {fix}")
     try:
         config = json.loads(path.read_text())

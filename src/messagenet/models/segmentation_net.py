@@ -272,8 +272,15 @@ class SegmentationNet(nn.Module):
         return saving.save_model(self, folder, half)
 
     @classmethod
-    def from_pretrained(cls, folder: str | Path, backbone: nn.Module | None = None) -> SegmentationNet:
-        """Reads a saved model of any kind; `backbone` is needed only if it was not built by name."""
+    def from_pretrained(
+        cls, folder: str | Path | None = None, backbone: nn.Module | None = None
+    ) -> SegmentationNet:
+        """Reads a saved model of any kind, ready for prediction.
+
+        Args:
+            folder: Where it was saved, or the name of a model in the box; that for animals unless told.
+            backbone: Needed only if it was not built by name.
+        """
         from messagenet.models.kinds import NETWORKS
 
         return saving.load_model(folder, NETWORKS, backbone)

@@ -37,7 +37,7 @@ def check_kinds(kinds: Sequence[str]) -> None:
 
 
 def rendered(predictor: Predictor, image: Image, name: Path, kinds: Sequence[str]) -> dict[Path, bytes]:
-    """The files of one image, by their place below the output folder.
+    """The files of one image, in the order of `KINDS`, by their place below the output folder.
 
     Args:
         predictor: The model and how to predict with it.
@@ -49,17 +49,27 @@ def rendered(predictor: Predictor, image: Image, name: Path, kinds: Sequence[str
     marginals = predictor.marginals(image) if {"entropy", "probs"} & set(kinds) else None
     labels = predictor.labels(image) if marginals is None else most_probable(marginals)
     files: dict[Path, bytes] = {}
-    if {"mask", "voc"} & set(kinds):
-        mask = png_bytes(palette_image(labels, classes))
-        files |= {_with(name, ".png"): mask} if "mask" in kinds else {}
-        files |= {VOC_FOLDER / f"{name.name}.png": mask} if "voc" in kinds else {}
+    mask = png_bytes(palette_image(labels, classes)) if {"mask", "voc"} & set(kinds) else b""
+    if "mask" in kinds:
+        files[_with(name, ".png")] = mask
     if "overlay" in kinds:
         files[_with(name, ".overlay.png")] = png_bytes(overlay(image, labels, classes))
     if marginals is not None and "entropy" in kinds:
         files[_with(name, ".entropy.png")] = png_bytes(entropy_picture(marginals))
     if marginals is not None and "probs" in kinds:
         files[_with(name, ".npz")] = _archive(marginals, classes)
+    if "voc" in kinds:
+        files[VOC_FOLDER / f"{name.name}.png"] = mask
     return files
+
+
+def by_kind(files: Sequence[Path], kinds: Sequence[str]) -> dict[str, Path]:
+    """Which of an image's files is what, if it was predicted with these kinds.
+
+    >>> by_kind([Path("cat.png"), Path("cat.entropy.png")], ["entropy", "mask"])["entropy"].name
+    'cat.entropy.png'
+    """
+    return dict(zip((kind for kind in KINDS if kind in kinds), files, strict=True))
 
 
 def _with(name: Path, ending: str) -> Path:

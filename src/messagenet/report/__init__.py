@@ -1,7 +1,7 @@
 """Results to look at: pictures of labels, plots of scores, and one self-contained HTML file."""
 
 from messagenet.report.contact import contact_sheet
-from messagenet.report.html import Example, write_report
+from messagenet.report.gallery import Segmented, shares, write_gallery
 from messagenet.report.pictures import (
     colourise,
     entropy,
@@ -13,10 +13,12 @@ from messagenet.report.pictures import (
     save_png,
 )
 from messagenet.report.plots import class_iou_plot, confusion_plot, reliability_plot, trimap_plot
+from messagenet.report.scores_page import Example, write_report
 from messagenet.report.sheet import picture_sheet
 
 __all__ = [
     "Example",
+    "Segmented",
     "class_iou_plot",
     "colourise",
     "confusion_plot",
@@ -30,6 +32,8 @@ __all__ = [
     "reliability_plot",
     "save_palette_png",
     "save_png",
+    "shares",
     "trimap_plot",
+    "write_gallery",
     "write_report",
 ]

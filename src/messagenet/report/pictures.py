@@ -23,6 +23,8 @@ from messagenet.files import write_atomically
 RAMP = ((0, 0, 4), (59, 15, 112), (140, 41, 129), (222, 73, 104), (254, 159, 109), (252, 253, 191))
 """Black to pale through purple, evenly spaced: lightness grows with the value, whatever the reader's eyes."""
 
+BACKGROUND = "background"
+
 
 def palette_image(mask: Array, classes: Classes) -> Image.Image:
     """A palette image whose values are the labels themselves, the form masks are stored and exchanged in."""
@@ -50,14 +52,15 @@ def colourise(mask: Array, classes: Classes) -> Image.Image:
 
 
 def overlay(image: Array | Image.Image, mask: Array, classes: Classes, opacity: float = 0.6) -> Image.Image:
-    """The mask laid over its image; void pixels show the image unchanged."""
+    """The mask laid over its image; void pixels, and a class called "background", show the image unchanged."""
     if not 0 <= opacity <= 1:
         raise InputError(f"opacity is {opacity}; choose a value from 0 (image alone) to 1 (labels alone)")
     below = as_picture(image)
     above = colourise(mask, classes)
     if below.size != above.size:
         raise InputError(f"image {below.size} and mask {above.size} differ in size; resize the mask first")
-    cover = np.where(as_labels(mask, "mask") == VOID, 0, round(255 * opacity)).astype(np.uint8)
+    bare = [VOID, *(label for label, name in enumerate(classes.names) if name == BACKGROUND)]
+    cover = np.where(np.isin(as_labels(mask, "mask"), bare), 0, round(255 * opacity)).astype(np.uint8)
     return Image.composite(above, below, Image.fromarray(cover))
 
 

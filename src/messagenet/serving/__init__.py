@@ -31,7 +31,7 @@ def serve(
         models: Folders of saved models; the first one is shown first. None for the model that is shipped.
         host: The address to listen on; only this machine can reach the default.
         port: The port to listen on; 0 for any that is free.
-        samples: A folder of images to offer; synthetic scenes unless told.
+        samples: A folder of images to offer; photographs and synthetic scenes unless told.
         open_browser: Show the page in the browser.
     """
     try:

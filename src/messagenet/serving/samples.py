@@ -1,4 +1,4 @@
-"""The images on offer: those directly in a folder, or synthetic scenes.
+"""The images on offer: those directly in a folder, or free photographs and synthetic scenes.
 
 Only names that were listed at the start are served. A file that by then leads out of the folder is not.
 """
@@ -13,6 +13,7 @@ from typing import NamedTuple
 from PIL import Image
 
 from messagenet.data import SyntheticScenes
+from messagenet.data.photographs import photographs
 from messagenet.errors import InputError
 from messagenet.report import png_bytes
 
@@ -37,8 +38,16 @@ Samples = Mapping[str, Sample]
 
 
 def open_samples(folder: Path | None) -> Samples:
-    """The images of a folder by name, or scenes where there is no folder."""
-    return scenes() if folder is None else folder_samples(folder)
+    """The images of a folder by name; photographs, where they are installed, and scenes if there is no folder."""
+    return {**free_photographs(), **scenes()} if folder is None else folder_samples(folder)
+
+
+def free_photographs() -> Samples:
+    """Those of `messagenet.data.photographs`."""
+    return {
+        path.name: Sample(partial(_content, path, path.parent.resolve()), MEDIA_TYPES[path.suffix])
+        for path in photographs()
+    }
 
 
 def scenes() -> Samples:

@@ -11,6 +11,7 @@ import torch
 
 from messagenet.errors import InputError, nearest
 from messagenet.models import KINDS, MessageNet, SegmentationNet
+from messagenet.shipped import model_folder
 
 RUN_PARTS = ("best", "last")
 """Folders inside that of a run, which is then what the model is called by."""
@@ -73,20 +74,14 @@ class ServedModel:
 
 
 def default_models() -> list[Path]:
-    """The folders to serve when none is named: what `messagenet demo` has trained here."""
-    found = [folder for folder in DEMO if (folder / "config.json").is_file()]
-    if not found:
-        raise InputError(
-            "no model to show; give one with --model, such as --model runs/mine/best, or train two with "
-            "`messagenet demo`"
-        )
-    return found
+    """The folders to serve when none is named: the model in the box, and what `messagenet demo` has trained here."""
+    return [model_folder(), *(folder for folder in DEMO if (folder / "config.json").is_file())]
 
 
 def load_models(folders: Sequence[Path]) -> list[ServedModel]:
     """Reads saved models, onto the GPU if there is one."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    folders = folders or default_models()
+    folders = [model_folder(folder) for folder in folders] or default_models()
     return [
         ServedModel(name, SegmentationNet.from_pretrained(folder).to(device).eval())
         for name, folder in zip(model_ids(folders), folders, strict=True)

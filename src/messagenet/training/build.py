@@ -18,6 +18,7 @@ from messagenet.errors import InputError
 from messagenet.models import KINDS, InferenceMachineNet, SegmentationNet
 from messagenet.models.backbones import build_backbone, load_pretrained
 from messagenet.models.saving import WEIGHTS, read_config
+from messagenet.shipped import model_folder
 from messagenet.training.config import DataConfig
 from messagenet.training.model_config import ModelConfig
 from messagenet.training.relations import parse_relation, relation_text
@@ -125,7 +126,7 @@ def _backbone(config: ModelConfig) -> tuple[str, Mapping[str, Any]]:
 
 def _load_backbones(net: SegmentationNet, config: ModelConfig) -> frozenset[str]:
     """Fills every backbone of the network; returns the names of the parameters it filled."""
-    source = str(config.pretrained)
+    source = str(model_folder(config.pretrained))
     if net.settings["backbone"] != config.backbone:
         return frozenset()
     trained = _trained_backbones(Path(source), config) if Path(source).is_dir() else None

@@ -6,8 +6,6 @@ compared; images are ranked by the last of them, the one the report is about.
 
 from __future__ import annotations
 
-import base64
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -23,17 +21,14 @@ from messagenet.errors import InputError
 from messagenet.evaluation.arrays import Array
 from messagenet.evaluation.summary import Scores
 from messagenet.evaluation.table import Row, as_named, class_rows, shared_classes, summary_rows
-from messagenet.files import write_atomically
 from messagenet.report import plots
+from messagenet.report.page import legend, section, swatches, tiles, write_page
 from messagenet.report.pictures import as_picture, palette_image, ramp_picture
-from messagenet.report.style import CSS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-LONGEST_SIDE = 480
 WIDEST_IN_HALF, TALL = 5.5, 1.4  # inches; times its width
-CRISP_BELOW = 200
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,24 +76,19 @@ def write_report(
         )
     worst, best = _ends(tuple(named.values())[-1], examples, shown)
     sections = [
-        _section("Scores", _tables(named, classes)),
-        _section("Plots", f'<div class="plots">{"".join(_plots(named))}</div>'),
+        section("Scores", _tables(named, classes)),
+        section("Plots", f'<div class="plots">{"".join(_plots(named))}</div>'),
         *(
-            _section(
-                heading, _legend(classes, chosen) + "".join(_example(each, named, classes) for each in chosen)
+            section(
+                heading,
+                legend(classes, entropy=any(each.entropy is not None for each in chosen))
+                + "".join(_example(each, named, classes) for each in chosen),
             )
             for heading, chosen in (("Worst images", worst), ("Best images", best))
             if chosen
         ),
     ]
-    page = (
-        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(title)}</title>\n<style>{CSS}</style>\n</head>\n<body>\n"
-        f'<header><h1>{escape(title)}</h1><p class="lead">{_lead(named)}</p></header>\n'
-        f"<main>\n{''.join(sections)}</main>\n</body>\n</html>\n"
-    )
-    return write_atomically(path, page.encode())
+    return write_page(path, title, _lead(named), sections)
 
 
 def _ends(
@@ -119,30 +109,11 @@ def _lead(named: Mapping[str, Scores]) -> str:
     return f"{len(scores.images):,} images, {len(scores.class_names)} classes, {iou}{of}"
 
 
-def _section(heading: str, content: str) -> str:
-    return f"<section>\n<h2>{escape(heading)}</h2>\n{content}\n</section>\n"
-
-
-def _swatches(classes: Classes) -> list[str]:
-    return [
-        f'<span class="swatch" style="background:rgb{colour}" aria-hidden="true"></span>'
-        for colour in classes.colours
-    ]
-
-
-def _legend(classes: Classes, examples: Sequence[Example]) -> str:
-    """What the colours of pictures mean."""
-    marks = [m + escape(name) for m, name in zip(_swatches(classes), classes.names, strict=True)]
-    if any(example.entropy is not None for example in examples):
-        marks.append("entropy: black is certain, pale a guess")
-    return f'<p class="legend">{"".join(f"<span>{mark}</span>" for mark in marks)}</p>'
-
-
 def _tables(named: Mapping[str, Scores], classes: Classes) -> str:
-    swatches = _swatches(classes)
+    marks = swatches(classes)
     per_set = summary_rows(named)
     whole = _table("Whole set", tuple(named), per_set, [""] * len(per_set))
-    by_class = _table("IoU by class", tuple(named), class_rows(named), swatches)
+    by_class = _table("IoU by class", tuple(named), class_rows(named), marks)
     return f'<div class="tables">{whole}{by_class}</div>'
 
 
@@ -195,43 +166,15 @@ def _example(example: Example, named: Mapping[str, Scores], classes: Classes) ->
     numbers = ", ".join(
         f"{escape(method)} {iou:.1%}" if len(named) > 1 else f"{iou:.1%}" for method, iou in found.items()
     )
-    tiles = [
+    pictures = [
         ("image", as_picture(example.image)),
         ("truth", palette_image(example.truth, classes)),
         *((method, palette_image(mask, classes)) for method, mask in example.predictions.items()),
     ]
     if example.entropy is not None:
         whose = f" ({tuple(example.predictions)[-1]})" if len(example.predictions) > 1 else ""
-        tiles.append((f"entropy{whose}", ramp_picture(example.entropy)))
-    shown = "".join(
-        f"<figure>{_img(picture, f'{what} of {example.name}')}<figcaption>{escape(what)}</figcaption>"
-        "</figure>"
-        for what, picture in tiles
-    )
+        pictures.append((f"entropy{whose}", ramp_picture(example.entropy)))
     return (
         f'<figure class="example"><figcaption>{escape(example.name)}, mean IoU {numbers}</figcaption>'
-        f'<div class="tiles">{shown}</div></figure>'
-    )
-
-
-def _img(picture: Image.Image, alt: str) -> str:
-    """An embedded picture: labels and small pictures exactly, photographs as JPEG."""
-    labels = picture.mode == "P"
-    if max(picture.size) > LONGEST_SIDE:
-        ratio = LONGEST_SIDE / max(picture.size)
-        size = (max(1, round(picture.width * ratio)), max(1, round(picture.height * ratio)))
-        picture = picture.resize(size, Image.Resampling.NEAREST if labels else Image.Resampling.LANCZOS)
-    small = max(picture.size) < CRISP_BELOW
-    content = io.BytesIO()
-    if labels or small:
-        kind = "png"
-        picture.save(content, format="PNG", optimize=True)
-    else:
-        kind = "jpeg"
-        picture.save(content, format="JPEG", quality=88)
-    data = base64.b64encode(content.getvalue()).decode()
-    crisp = ' class="crisp"' if labels or small else ""
-    return (
-        f'<img{crisp} src="data:image/{kind};base64,{data}" alt="{escape(alt)}" '
-        f'width="{picture.width}" height="{picture.height}" decoding="async">'
+        f"{tiles(pictures, example.name)}</figure>"
     )
