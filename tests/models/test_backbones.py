@@ -176,7 +176,6 @@ def test_check_refuses_what_is_no_module() -> None:
         ("efficientnet_lite0", {"output_stride": 8}, "16 or 32"),
         ("efficientnet_lite0", {"frozen_norm": "yes"}, "frozen_norm"),
         ("efficientnet_lite0", {"node_stride": 4}, "8, 16, 32 or null"),
-        ("efficientnet_lite0", {"filters": -1}, "filters"),
         ("efficientnet_lite0", {"join": "stack"}, "concat"),
     ],
 )
@@ -430,18 +429,6 @@ def test_levels_side_by_side_are_the_levels_themselves() -> None:
     torch.testing.assert_close(features[:, :40], F.avg_pool2d(fine, 4))
     torch.testing.assert_close(features[:, 40:], F.avg_pool2d(coarse, 2))
     assert not [name for name, _ in network.named_parameters() if name.startswith("fusion")]
-
-
-def test_filters_add_to_what_they_see() -> None:
-    network = _seeded(EfficientNetLite0(width=8, levels=[3], filters=2))
-    images = torch.randn(1, 3, 64, 64, dtype=torch.float64)
-    with torch.no_grad():
-        for block in network.filters:
-            block.project.norm.weight.zero_()  # type: ignore[union-attr,operator]
-            block.project.norm.bias.zero_()  # type: ignore[union-attr,operator]
-            block.project.norm.running_mean.zero_()  # type: ignore[union-attr,operator]
-        (level,) = network.level_maps(images)
-        torch.testing.assert_close(network(images), network.fusion["3"](F.avg_pool2d(level, 2)).relu())
 
 
 def test_frozen_norms_keep_their_statistics_in_training() -> None:

@@ -69,7 +69,7 @@ def test_one_block(residual: bool, expansion: int) -> None:
     "options",
     [
         {},
-        {"output_stride": 32, "node_stride": 8, "filters": 2, "frozen_stages": 2},
+        {"output_stride": 32, "node_stride": 8, "frozen_stages": 2},
         {"levels": [2, 4], "join": "concat"},
     ],
 )

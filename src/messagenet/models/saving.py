@@ -140,13 +140,13 @@ def read_config(folder: Path) -> dict[str, Any]:
     return dict(config)
 
 
-def _load_weights(net: nn.Module, path: Path) -> None:
+def _load_weights(net: SegmentationNet, path: Path) -> None:
     if not path.is_file():
         raise InputError(
             f"there is no {path.name} beside the configuration in {path.parent}; copy both files"
         )
     try:
-        state = load_tensors(path.read_bytes())
+        state = net.upgraded_state(load_tensors(path.read_bytes()))
     except SafetensorError as error:
         raise InputError(f"{path} is damaged ({error}); copy it again") from error
     own = net.state_dict()

@@ -1,6 +1,6 @@
 """What all networks have in common: images in, logits at the nodes out, a loss, and a folder to be saved in.
 
-    image ─ backbone (C1) ─ features ─ head ─ logits at the nodes ─ upsampled ─ P(y | x) at the pixels
+    image ─ backbone (C1) ─ features ─ [neck] ─ head ─ logits at the nodes ─ upsampled ─ P(y | x) at the pixels
 
 A network is a backbone and a head (`heads`). Most are trained with the cross-entropy of their marginals; a head with
 an objective of its own is trained with that. Those that are more than a head on one feature map (`fcn8s`,
@@ -166,7 +166,11 @@ class SegmentationNet(nn.Module):
             images: RGB in 0..1, (B, 3, H, W).
             valid: Which pixels are image and not padding, (B, H, W).
         """
-        logits: Tensor = self.head(*self._seen(images, valid))
+        return self.decided(*self._seen(images, valid))
+
+    def decided(self, features: Features, valid: Tensor | None = None) -> Tensor:
+        """Logits at the nodes, (B, K, h, w), from the feature map; `valid` says which nodes exist, (B, h, w)."""
+        logits: Tensor = self.head(features, valid)
         return logits
 
     def _seen(self, images: Tensor, valid: Tensor | None) -> tuple[Features, Tensor | None]:
@@ -213,7 +217,7 @@ class SegmentationNet(nn.Module):
             if not are_features:
                 truth = node_labels(truth, map_size(features), self.feature_stride, cell_label)
             return self.own_loss(features, truth, valid, names)
-        logits = self.head(inputs, valid) if are_features else self.judged_logits(_images(inputs), valid)
+        logits = self.decided(inputs, valid) if are_features else self.judged_logits(_images(inputs), valid)
         stride = self.judged_stride
         if resolution == "nodes" and not are_features:
             truth = node_labels(truth, map_size(logits), stride, cell_label)
@@ -238,6 +242,11 @@ class SegmentationNet(nn.Module):
     def upgraded(cls, settings: Mapping[str, Any]) -> dict[str, Any]:
         """The settings of a saved model as this version has them."""
         return dict(settings)
+
+    @classmethod
+    def upgraded_state(cls, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The parameters of a saved model under the names of this version."""
+        return dict(state)
 
     def trust_features(self) -> None:
         """Leaves out the search for NaN, which waits for the device, in every part that does it."""

@@ -1,4 +1,4 @@
-"""A network as prediction runs it: its backbones fused, as long as that is the same network.
+"""A network as prediction runs it: its convolutions fused, as long as that is the same network.
 
 The fused copy is made on the first call, and made again when the network's own parameters have changed or moved since.
 It is never copied or sent elsewhere, for oneDNN's kernels cannot be: whoever receives a `Ready` makes one anew.
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from messagenet.models import SegmentationNet
+from messagenet.models import MessageNet, SegmentationNet
 from messagenet.models.backbones import fused
 
 State = tuple[tuple[int, int, int], ...]
@@ -38,21 +38,28 @@ class Ready:
     def _network(self, device: torch.device) -> SegmentationNet:
         if device.type != "cpu" or torch.is_autocast_enabled("cpu") or torch.is_grad_enabled():
             return self.net
-        state = _state(self.net.backbones)
+        state = _state(self.net.backbones) + _state(_neck(self.net))
         if self._fused is None or state != self._state:
-            self._fused, self._state = _with_fused_backbones(self.net), state
+            self._fused, self._state = _with_fused_convolutions(self.net), state
         return self._fused
 
     def __getstate__(self) -> dict[str, Any]:
         return {"net": self.net, "_fused": None, "_state": ()}
 
 
-def _with_fused_backbones(net: SegmentationNet) -> SegmentationNet:
-    """The network with other backbones; everything else is shared with it."""
+def _with_fused_convolutions(net: SegmentationNet) -> SegmentationNet:
+    """The network with other backbones and another neck; everything else is shared with it."""
     other = copy.copy(net)
     other._modules = dict(net._modules)
     other.backbones = nn.ModuleDict({name: fused(backbone) for name, backbone in net.backbones.items()})
+    if isinstance(other, MessageNet) and other.neck is not None:
+        other.neck = fused(other.neck)  # type: ignore[assignment]
     return other
+
+
+def _neck(net: SegmentationNet) -> nn.Module:
+    """The neck, or an empty module."""
+    return (net.neck if isinstance(net, MessageNet) else None) or nn.Identity()
 
 
 def _state(module: nn.Module) -> State:

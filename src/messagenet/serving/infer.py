@@ -94,7 +94,7 @@ def infer(net: SegmentationNet, pictures: Sequence[ImageArray], message_bytes: i
 
 def _traced(net: MessageNet, images: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
     """Logits of all iterations, (B, T + 1, K, h, w), and features by factor type, (B, h, w, r)."""
-    field = field_of(net, channels_last(net.head.features_by_type(net.features(images))))
+    field = field_of(net, channels_last(net.head.features_by_type(net.told(net.features(images)))))
     steps = [net.head.stage(0)["unary"](field.features["unary"])]
     steps += [beliefs.logits for beliefs in net.head.iterate(field)]  # (B, h, w, K) each
     return torch.stack(steps, 1).permute(0, 1, 4, 2, 3).float(), dict(field.features)

@@ -9,15 +9,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from messagenet.data import Augment, Classes, Sample, SegmentationData, Subset, generator, open_data
 from messagenet.errors import InputError
 from messagenet.models import KINDS, InferenceMachineNet, SegmentationNet
 from messagenet.models.backbones import build_backbone, load_pretrained
-from messagenet.models.saving import WEIGHTS, read_config
+from messagenet.models.saving import read_config
 from messagenet.shipped import model_folder
 from messagenet.training.config import DataConfig
 from messagenet.training.model_config import ModelConfig
@@ -125,47 +123,41 @@ def _backbone(config: ModelConfig) -> tuple[str, Mapping[str, Any]]:
 
 
 def _load_backbones(net: SegmentationNet, config: ModelConfig) -> frozenset[str]:
-    """Fills every backbone of the network; returns the names of the parameters it filled."""
-    source = str(model_folder(config.pretrained))
+    """Gives the network the first weights that are configured; the names of the parameters that have them."""
     if net.settings["backbone"] != config.backbone:
         return frozenset()
-    trained = _trained_backbones(Path(source), config) if Path(source).is_dir() else None
+    folder = model_folder(config.pretrained)
+    if folder.is_dir():
+        return _taken_over(net, folder, config.backbone)
     filled: set[str] = set()
     for key, backbone in net.backbones.items():
-        if trained is None:
-            random = set(load_pretrained(backbone, config.backbone, source))
-        else:
-            random = set()
-            _fill(backbone, trained.get(key, next(iter(trained.values()))), source)
-        names = {name for name, _ in backbone.named_parameters()} - random
-        filled |= {f"backbones.{key}.{name}" for name in names}
+        random = set(load_pretrained(backbone, config.backbone, str(config.pretrained)))
+        filled |= {f"backbones.{key}.{name}" for name, _ in backbone.named_parameters() if name not in random}
     return frozenset(filled)
 
 
-def _trained_backbones(folder: Path, config: ModelConfig) -> Mapping[str, dict[str, Tensor]]:
-    """The state of each backbone of a saved model, by its name there."""
+def _taken_over(net: SegmentationNet, folder: Path, name: str) -> frozenset[str]:
+    """Fills the backbones from a trained model, and the neck if it has the same."""
     theirs = read_config(folder)["settings"].get("backbone")
-    if theirs != config.backbone:
-        raise InputError(
-            f"the model in {folder} has the backbone {theirs}, not {config.backbone}; change one of them"
-        )
-    try:
-        state = load_file(folder / WEIGHTS)
-    except (OSError, SafetensorError) as error:
-        raise InputError(f"cannot read {folder / WEIGHTS} ({error}); copy the model again") from None
-    found: dict[str, dict[str, Tensor]] = {}
-    for name, values in state.items():
-        part, _, rest = name.partition(".")
-        key, _, entry = rest.partition(".")
-        if part == "backbones":
-            found.setdefault(key, {})[entry] = values
-    return found
+    if theirs != name:
+        raise InputError(f"the model in {folder} has the backbone {theirs}, not {name}; change one of them")
+    trained = SegmentationNet.from_pretrained(folder)
+    sources = dict(trained.backbones.items())
+    parts: list[tuple[str, nn.Module, nn.Module]] = [
+        (f"backbones.{key}", backbone, sources.get(key, next(iter(sources.values()))))
+        for key, backbone in net.backbones.items()
+    ]
+    if trained.settings.get("neck") and trained.settings["neck"] == net.settings.get("neck"):
+        parts.append(("neck", net.get_submodule("neck"), trained.get_submodule("neck")))
+    for _, own, source in parts:
+        _fill(own, source.state_dict(), folder)
+    return frozenset(f"{part}.{name}" for part, own, _ in parts for name, _ in own.named_parameters())
 
 
-def _fill(backbone: nn.Module, state: Mapping[str, Tensor], source: str) -> None:
-    own = {name: values.shape for name, values in backbone.state_dict().items()}
+def _fill(module: nn.Module, state: Mapping[str, Tensor], source: Path) -> None:
+    own = {name: values.shape for name, values in module.state_dict().items()}
     if {name: values.shape for name, values in state.items()} != own:
         raise InputError(
             f"the backbone of {source} has other options; give it the same model.backbone_options"
         )
-    backbone.load_state_dict(dict(state))
+    module.load_state_dict(dict(state))

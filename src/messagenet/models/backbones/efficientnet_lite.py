@@ -18,14 +18,13 @@ instead (Chen et al., DeepLab, arXiv 1606.00915). One node in four then has exac
 each brought to `width` channels by a 1×1 convolution and a batch norm and to the nodes' stride by averaging or
 bilinear interpolation, and are summed: f = ReLU(Σ_l BN(W_l f_l)). A sum of projections is one linear map of all
 levels side by side, so concatenating would add channels but no information; the norms make the levels equally
-loud at the start. Unless `filters` are asked for, no kernel wider than 1×1 is added: context beyond the trunk's
-is left for the messages to bring. With `join="concat"` the levels stay side by side as they are: nothing is random
-then, so that a backbone that is never trained loses nothing.
+loud at the start. No kernel wider than 1×1 is added: context beyond the trunk's is left for the messages to bring,
+or for a neck (see `messagenet.models.neck`). With `join="concat"` the levels stay side by side as they are: nothing is
+random then, so that a backbone that is never trained loses nothing.
 
 **Fine nodes.** `node_stride=8` puts a node on every 8×8 pixels, whatever the stride of the trunk. The trunk at its
 own stride of 32 then costs half of the dilated one, and what stage 7 knows about a place four nodes wide is
-interpolated between them. A `filters` block (5×5 in each channel, then 1×1, added to its input) lets neighbouring
-nodes settle what interpolation has blurred.
+interpolated between them; the filters of a neck let neighbouring nodes settle what that has blurred.
 
 **Any size.** TensorFlow's "SAME" padding puts the odd pixel of a halving after the image, and the published
 kernels have learned to lean the other way. On odd sizes it pads evenly, and what a node sees would move by up
@@ -101,7 +100,6 @@ class EfficientNetLite(nn.Module):
         output_stride: Of the trunk: 16, with dilation, or the classifier's 32.
         join: "sum" of learned projections, or "concat" of the levels themselves.
         node_stride: Pixels per node: 8, 16 or 32; null for the trunk's.
-        filters: So many separable 5×5 filters after the levels are joined.
         frozen_norm: Keep the trunk's batch norms at their stored statistics in training too: for fine-tuning
             published weights with batches too small to estimate statistics from.
         frozen_stages: Leave the stem and so many first stages as they are: they are general, and most of a
@@ -123,7 +121,6 @@ class EfficientNetLite(nn.Module):
         output_stride: int = 16,
         join: str = "sum",
         node_stride: int | None = None,
-        filters: int = 0,
         frozen_norm: bool = False,
         frozen_stages: int = 0,
     ) -> None:
@@ -134,8 +131,6 @@ class EfficientNetLite(nn.Module):
             raise InputError(f"node_stride must be 8, 16, 32 or null, not {node_stride!r}")
         if join not in ("sum", "concat"):
             raise InputError(f'join must be "sum" or "concat", not {join!r}')
-        if type(filters) is not int or filters < 0:
-            raise InputError(f"filters must be a whole number from 0, not {filters!r}")
         if not isinstance(frozen_norm, bool):
             raise InputError(f"frozen_norm must be true or false, not {frozen_norm!r}")
         self.levels = _checked_levels(levels)
@@ -160,9 +155,6 @@ class EfficientNetLite(nn.Module):
                 for name, channels in level_channels.items()
             }
         )
-        self.filters = nn.Sequential(
-            *(InvertedResidual(width, width, kernel=5, residual=True) for _ in range(filters))
-        )
         self.frozen = [self.stem, *self.blocks[: self.blocks_up_to(frozen_stages)]] if frozen_stages else []
         for module in self.frozen:
             module.requires_grad_(False)
@@ -175,8 +167,7 @@ class EfficientNetLite(nn.Module):
             _resampled(level, projection, whole_rows)
             for projection, level in zip(self.fusion.values(), self.level_maps(images), strict=True)
         ]
-        joined = F.relu(reduce(torch.add, levels)) if self.join == "sum" else torch.cat(levels, 1)
-        features: Tensor = self.filters(joined)
+        features = F.relu(reduce(torch.add, levels)) if self.join == "sum" else torch.cat(levels, 1)
         return features[..., : -(-height // self.stride), : -(-width // self.stride)]
 
     def level_maps(self, images: Tensor) -> list[Tensor]:

