@@ -17,7 +17,9 @@ from messagenet.comparison.cost import Cost
 from messagenet.comparison.rows import find_rows
 from messagenet.data import Sample, SyntheticScenes
 from messagenet.errors import InputError
+from messagenet.evaluation import Scores
 from messagenet.models import KINDS, SegmentationNet
+from messagenet.prediction import Predictor, score
 from messagenet.training import DataSets, TrainConfig, apply_overrides, load_config
 
 SMALL = (
@@ -122,7 +124,7 @@ def test_systems_without_steps_have_no_time_of_a_step() -> None:
     fitted = replace(outcome("machine_dagger", 0, 0.5), steps=1, train_seconds=12.0)
     (line,) = lines([fitted])
     assert line.step_seconds is None
-    assert line.cells[6:8] == ("12", "–")
+    assert line.cells[8:10] == ("12", "–")
 
 
 def test_other_settings_need_another_folder(tmp_path: Path, cheap: list[Path]) -> None:
@@ -204,3 +206,23 @@ def test_bad_input_is_refused(
 def test_rows_of_ones_own_by_their_settings() -> None:
     (row,) = find_rows({"mine": ["model.hidden=4"]})
     assert row.config(small(), 2).model.hidden == 4
+
+
+def test_features_of_a_frozen_backbone_are_computed_once_for_all_rows(
+    tmp_path: Path, cheap: list[Path]
+) -> None:
+    frozen = small("run.freeze_backbone=true", "run.cache_features=true", "run.cache_precision=fp32")
+    sets = scenes()
+    found = compare(["unary", "message"], frozen, [0, 1], tmp_path, held_out=2, data=sets)
+    assert (
+        len(list((tmp_path / "features").iterdir())) == 4
+    )  # training and scored images, for each random backbone
+    for each in found:
+        folder = tmp_path / each.row / f"seed-{each.seed}"
+        stored = Scores.from_dict(json.loads((folder / "scores.json").read_text()))
+        again = score(Predictor(SegmentationNet.from_pretrained(folder / "model")), sets.val)
+        assert stored.confusion == again.confusion
+        assert stored.mean_iou == each.mean_iou
+        assert stored.expected_calibration_error == pytest.approx(again.expected_calibration_error, abs=1e-5)
+        assert each.calibration_error == stored.expected_calibration_error
+        assert each.small_accuracy == stored.sizes[0].accuracy

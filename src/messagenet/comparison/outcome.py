@@ -28,6 +28,8 @@ class Outcome:
         train_seconds: The whole training.
         cost: Measured on a model of its own kind.
         tuned: Settings found on held-out images.
+        calibration_error: ECE of the marginals.
+        small_accuracy: Mean class accuracy where a class covers little of its image.
     """
 
     row: str
@@ -41,6 +43,8 @@ class Outcome:
     train_seconds: float
     cost: Cost
     tuned: dict[str, float] = field(default_factory=dict)
+    calibration_error: float | None = None
+    small_accuracy: float | None = None
 
     def save(self, path: Path) -> None:
         """Writes it as json."""

@@ -4,6 +4,7 @@
     out/iou.png, cost.png               the plots
     out/ROW/seed-S/run/                 a training run (see `messagenet.training`)
     out/ROW/seed-S/model/               the model that was scored, after tuning
+    out/ROW/seed-S/scores.json          everything that was counted on the scored images
     out/ROW/seed-S/outcome.json         what came of it; a row that has this file is not trained again
 
 Some of the training images are held out from every row. Rows with settings that training does not learn are tuned on
@@ -13,12 +14,14 @@ last step is scored, not the one that did best on those images.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
 import torch
 
+from messagenet.comparison.cached_scores import cached_scores
 from messagenet.comparison.cost import Cost, measured
 from messagenet.comparison.outcome import Outcome, near_boundaries
 from messagenet.comparison.plots import write_plots
@@ -26,6 +29,7 @@ from messagenet.comparison.rows import Row, at_nodes, check_rows, find_rows
 from messagenet.comparison.table import write_tables
 from messagenet.data import SegmentationData, Subset
 from messagenet.errors import InputError
+from messagenet.evaluation import Scores
 from messagenet.files import write_atomically
 from messagenet.models import KINDS, SegmentationNet
 from messagenet.models.controls import parameter_count
@@ -39,6 +43,7 @@ from messagenet.training import (
     train,
 )
 from messagenet.training.build import open_sets
+from messagenet.training.cache import scoring_cache
 from messagenet.training.tune import tune
 
 HELD_OUT = 20
@@ -184,7 +189,8 @@ def _outcome(
     trials = tune(net, held_out)
     net.save(folder / "model")
     assert sets.val is not None
-    scores = score(Predictor(net), sets.val)
+    scores = _scores(net, sets.val, config)
+    write_atomically(folder / "scores.json", (json.dumps(scores.to_dict(), indent=2) + "\n").encode())
     height, width = sets.train[0].image.shape[:2]
     if config.augment.crop is not None:
         crop = config.augment.crop
@@ -201,4 +207,14 @@ def _outcome(
         result.seconds,
         cost or measured(folder / "model", height, width, config.run.batch_size),
         trials[0].values if trials else {},
+        scores.expected_calibration_error,
+        scores.sizes[0].accuracy if scores.sizes else None,
     )
+
+
+def _scores(net: SegmentationNet, data: SegmentationData, config: TrainConfig) -> Scores:
+    """The scores of a model, from cached features if it was trained on such."""
+    if not config.run.cache_features:
+        return score(Predictor(net), data)
+    assert config.run.cache_folder is not None, "all rows share one"
+    return cached_scores(net, scoring_cache(net, data, Path(config.run.cache_folder), config))

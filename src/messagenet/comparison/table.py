@@ -11,14 +11,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from messagenet.comparison.outcome import Outcome
+from messagenet.evaluation.sizes import LIMITS
 from messagenet.files import write_atomically
 
 TRIMAP = "4"
 """Width in pixels of the band around boundaries that the table shows; json has them all."""
 
 TRIMAP_COLUMN = f"trimap IoU, {TRIMAP} px"
+SMALL_COLUMN = f"accuracy, ≤ {LIMITS[0]:.0%} of image"
 COLUMNS = (
-    *("system", "seeds", "IoU", TRIMAP_COLUMN, "parameters", "outputs per factor"),
+    *("system", "seeds", "IoU", TRIMAP_COLUMN, SMALL_COLUMN, "ECE", "parameters", "outputs per factor"),
     *("s of training", "s / training step", "s / prediction", "MB / prediction"),
 )
 
@@ -35,6 +37,10 @@ class Line:
         spread: Of the IoU.
         trimap_iou: Mean over the seeds, near boundaries.
         trimap_spread: Of that.
+        small_accuracy: Mean over the seeds, of classes that cover little of their image.
+        small_spread: Of that.
+        calibration_error: Mean ECE over the seeds.
+        calibration_spread: Of that.
         parameters: Numbers that training changes.
         outputs_per_factor: Numbers that a network computes for a factor.
         train_seconds: Of the whole training, mean over the seeds.
@@ -50,6 +56,10 @@ class Line:
     spread: float | None
     trimap_iou: float | None
     trimap_spread: float | None
+    small_accuracy: float | None
+    small_spread: float | None
+    calibration_error: float | None
+    calibration_spread: float | None
     parameters: int
     outputs_per_factor: int
     train_seconds: float
@@ -65,6 +75,8 @@ class Line:
             str(len(self.seeds)),
             percent(self.mean_iou, self.spread),
             percent(self.trimap_iou, self.trimap_spread),
+            percent(self.small_accuracy, self.small_spread),
+            percent(self.calibration_error, self.calibration_spread),
             f"{self.parameters:,}",
             f"{self.outputs_per_factor:,}",
             f"{self.train_seconds:.0f}",
@@ -94,14 +106,17 @@ def lines(outcomes: Sequence[Outcome]) -> list[Line]:
 def _line(outcomes: Sequence[Outcome]) -> Line:
     first = outcomes[0]
     near = [outcome.trimap_iou[TRIMAP] for outcome in outcomes if TRIMAP in outcome.trimap_iou]
+    small = [outcome.small_accuracy for outcome in outcomes if outcome.small_accuracy is not None]
+    unsure = [outcome.calibration_error for outcome in outcomes if outcome.calibration_error is not None]
     return Line(
         first.row,
         first.label,
         tuple(outcome.seed for outcome in outcomes),
         statistics.fmean(outcome.mean_iou for outcome in outcomes),
-        _spread([outcome.mean_iou for outcome in outcomes]),
-        statistics.fmean(near) if near else None,
-        _spread(near),
+        _mean_and_spread([outcome.mean_iou for outcome in outcomes])[1],
+        *_mean_and_spread(near),
+        *_mean_and_spread(small),
+        *_mean_and_spread(unsure),
         first.parameters,
         first.outputs_per_factor,
         statistics.fmean(outcome.train_seconds for outcome in outcomes),
@@ -111,8 +126,12 @@ def _line(outcomes: Sequence[Outcome]) -> Line:
     )
 
 
-def _spread(values: Sequence[float]) -> float | None:
-    return statistics.stdev(values) if len(values) > 1 else None
+def _mean_and_spread(values: Sequence[float]) -> tuple[float | None, float | None]:
+    """Those that exist: a mean of no values does not, nor a spread of one."""
+    return (
+        statistics.fmean(values) if values else None,
+        statistics.stdev(values) if len(values) > 1 else None,
+    )
 
 
 def markdown(outcomes: Sequence[Outcome]) -> str:

@@ -16,7 +16,8 @@ from messagenet.evaluation.arrays import Array, IntArray, as_labels, as_marginal
 from messagenet.evaluation.boundary import WIDTHS, check_widths, trimap_iou, trimap_matrices
 from messagenet.evaluation.calibration import BINS, Reliability, reliability
 from messagenet.evaluation.confusion import confusion_matrix, mean_iou
-from messagenet.evaluation.summary import Band, ImageScore, Scores, number
+from messagenet.evaluation.sizes import LIMITS, accuracy_by_size, size_matrices
+from messagenet.evaluation.summary import Band, ImageScore, Scores, SizeGroup, number
 
 
 class Evaluator:
@@ -45,6 +46,7 @@ class Evaluator:
         self.void = void
         self._confusion: IntArray = np.zeros((size, size), np.int64)
         self._bands: IntArray = np.zeros((len(self.widths), size, size), np.int64)
+        self._sizes: IntArray = np.zeros((len(LIMITS), size, size), np.int64)
         self._reliability = Reliability.empty(bins)
         self._soft: set[bool] = set()
         self._images: dict[str, float | None] = {}
@@ -78,9 +80,11 @@ class Evaluator:
         labels = as_labels(predicted, "predicted")
         matrix = confusion_matrix(labels, answer, self.classes.num_classes, self.void)
         bands = trimap_matrices(labels, answer, self.classes.num_classes, self.widths, self.void)
+        sizes = size_matrices(labels, answer, self.classes.num_classes, self.void)
 
         self._confusion += matrix
         self._bands += bands
+        self._sizes += sizes
         self._reliability += added
         self._soft.add(soft)
         self._images[name] = number(mean_iou(matrix))
@@ -93,6 +97,10 @@ class Evaluator:
             class_names=tuple(self.classes.names),
             confusion=tuple(tuple(row) for row in self._confusion.tolist()),
             bands=tuple(Band(width, number(iou)) for width, iou in curve),
+            sizes=tuple(
+                SizeGroup(limit, number(accuracy))
+                for limit, accuracy in zip(LIMITS, accuracy_by_size(self._sizes), strict=True)
+            ),
             images=tuple(ImageScore(name, iou) for name, iou in self._images.items()),
             reliability=self._reliability if True in self._soft else None,
         )
@@ -108,6 +116,7 @@ class Evaluator:
         both = Evaluator(self.classes, self.widths, self.bins, self.void)
         both._confusion = self._confusion + other._confusion
         both._bands = self._bands + other._bands
+        both._sizes = self._sizes + other._sizes
         both._reliability = self._reliability + other._reliability
         both._soft = self._soft | other._soft
         both._images = self._images | other._images

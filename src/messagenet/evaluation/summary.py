@@ -38,6 +38,14 @@ class Band:
 
 
 @dataclass(frozen=True)
+class SizeGroup:
+    """Mean class accuracy where the true class covers at most this share of the image, and more than the one before."""
+
+    largest_share: float
+    accuracy: float | None
+
+
+@dataclass(frozen=True)
 class Scores:
     """What an evaluation found.
 
@@ -45,6 +53,7 @@ class Scores:
         class_names: One name per class.
         confusion: Pixel counts, rows truth, columns prediction.
         bands: Mean IoU near boundaries, by width of the band.
+        sizes: Accuracy by the share of the image that a class covers.
         images: Each image in the order it was scored.
         reliability: Confidence histogram; None when only hard predictions were scored.
     """
@@ -52,6 +61,7 @@ class Scores:
     class_names: tuple[str, ...]
     confusion: tuple[tuple[int, ...], ...]
     bands: tuple[Band, ...] = ()
+    sizes: tuple[SizeGroup, ...] = ()
     images: tuple[ImageScore, ...] = ()
     reliability: Reliability | None = None
 
@@ -134,6 +144,7 @@ class Scores:
                 class_names=tuple(given["class_names"]),
                 confusion=tuple(tuple(int(count) for count in row) for row in given["confusion"]),
                 bands=tuple(Band(**band) for band in given.get("bands", ())),
+                sizes=tuple(SizeGroup(**group) for group in given.get("sizes", ())),
                 images=tuple(ImageScore(**image) for image in given.get("images", ())),
                 reliability=None if histogram is None else _histogram(histogram),
             )

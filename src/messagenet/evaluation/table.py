@@ -56,17 +56,34 @@ def summary_rows(named: Mapping[str, Scores]) -> tuple[Row, ...]:
     methods = tuple(named.values())
     widths = sorted({band.width for scores in methods for band in scores.bands})
     bands = [{band.width: band.mean_iou for band in scores.bands} for scores in methods]
+    limits = sorted({group.largest_share for scores in methods for group in scores.sizes})
+    sizes = [{group.largest_share: group.accuracy for group in scores.sizes} for scores in methods]
     rows = [
         Row("Mean IoU", tuple(s.mean_iou for s in methods)),
         Row("Pixel accuracy", tuple(s.pixel_accuracy for s in methods)),
         Row("Frequency-weighted IoU", tuple(s.frequency_weighted_iou for s in methods)),
         *(Row(f"Trimap IoU, {w} px", tuple(b.get(w) for b in bands)) for w in widths),
+        *(
+            Row(f"Class accuracy, {_span(low, high)}", tuple(s.get(high) for s in sizes))
+            for low, high in zip([0.0, *limits], limits, strict=False)
+        ),
         Row("Calibration error (ECE)", tuple(s.expected_calibration_error for s in methods), best="lowest"),
         Row("Negative log-likelihood", tuple(s.negative_log_likelihood for s in methods), ".4f", "lowest"),
         Row("Brier score", tuple(s.brier_score for s in methods), ".4f", "lowest"),
         Row("Images", tuple(len(s.images) for s in methods), ",", ""),
     ]
     return tuple(row for row in rows if any(value is not None for value in row.values))
+
+
+def _span(low: float, high: float) -> str:
+    """Which sizes a group holds.
+
+    >>> _span(0.0, 0.02), _span(0.02, 0.1), _span(0.1, 1.0)
+    ('up to 2% of the image', '2–10%', 'above 10%')
+    """
+    if low == 0:
+        return f"up to {high:.0%} of the image"
+    return f"above {low:.0%}" if high == 1 else f"{100 * low:.0f}–{high:.0%}"
 
 
 def scores_table(scores: Scores | Mapping[str, Scores], title: str = "") -> Table:

@@ -34,10 +34,20 @@ from messagenet.learning import node_labels
 from messagenet.models import SegmentationNet
 from messagenet.training.batches import Key, make_loader
 from messagenet.training.cache_key import CacheSettings, describe
+from messagenet.training.config import TrainConfig
 from messagenet.training.entries import Entry
 
 FEATURES, TRUTH, MASK = "features/", "truth", "mask"
 DTYPES = {"fp16": torch.float16, "fp32": torch.float32}
+
+
+def scoring_cache(
+    net: SegmentationNet, data: SegmentationData, folder: Path, config: TrainConfig
+) -> FeatureCache:
+    """The cache that a training with this configuration scores from: images as they are, and all their labels."""
+    run = config.run
+    settings = CacheSettings(config.loss, config.augment, 1, run.seed, run.cache_precision, masks=True)
+    return FeatureCache(net, data, folder, settings)
 
 
 class FeatureCache(Dataset[Entry]):

@@ -30,7 +30,7 @@ from messagenet.training.batches import (
     make_loader,
 )
 from messagenet.training.build import DataSets, build_network, check_data, check_reach, open_sets
-from messagenet.training.cache import FeatureCache
+from messagenet.training.cache import FeatureCache, scoring_cache
 from messagenet.training.cache_key import CacheSettings
 from messagenet.training.checkpoint import Checkpoint, write_checkpoint
 from messagenet.training.config import TrainConfig
@@ -141,10 +141,10 @@ class _Run:
             save_config(self.config, self.layout.config)
             self.log = RunLog(self.layout.folder, self.step)
         self.progress.start(self._info())
-        self.train_cache = self._cached(self.data.train, self.config.run.cache_variants, masks=False)
+        self.train_cache = self._built(self._training_cache())
         self.validation = None
         if self.data.val is not None:
-            cache = self._cached(self.data.val, 1, masks=True)
+            cache = self._built(self._scoring_cache(self.data.val))
             self.validation = Validation(self.data.val, self.accelerator, self.workers, cache)
 
     def _info(self) -> RunInfo:
@@ -161,16 +161,29 @@ class _Run:
             self.best,
         )
 
-    def _cached(self, data: SegmentationData, versions: int, masks: bool) -> FeatureCache | None:
-        run = self.config.run
+    def _training_cache(self) -> FeatureCache | None:
+        config, run = self.config, self.config.run
         if not run.cache_features:
             return None
         settings = CacheSettings(
-            self.config.loss, self.config.augment, versions, run.seed, run.cache_precision, masks
+            config.loss, config.augment, run.cache_variants, run.seed, run.cache_precision
         )
-        folder = Path(run.cache_folder) if run.cache_folder else self.layout.features
-        cache = FeatureCache(self.learner.net, data, folder, settings)
-        cache.build(self.accelerator, self.workers, self.progress.caching)
+        return FeatureCache(self.learner.net, self.data.train, self._cache_folder, settings)
+
+    def _scoring_cache(self, data: SegmentationData) -> FeatureCache | None:
+        if not self.config.run.cache_features:
+            return None
+        return scoring_cache(self.learner.net, data, self._cache_folder, self.config)
+
+    @property
+    def _cache_folder(self) -> Path:
+        folder = self.config.run.cache_folder
+        return Path(folder) if folder else self.layout.features
+
+    def _built(self, cache: FeatureCache | None) -> FeatureCache | None:
+        """The cache with all its entries."""
+        if cache is not None:
+            cache.build(self.accelerator, self.workers, self.progress.caching)
         return cache
 
     def _batches(self) -> Iterator[TrainBatch]:
