@@ -163,6 +163,7 @@ def test_check_refuses_what_is_no_module() -> None:
         ("tiny", {"stride": 5}, "4 or 8"),
         ("tiny", {"stride": 4.0}, "stride"),
         ("vgg16", {"fc6_kernel": 4}, "odd"),
+        ("vgg16", {"block6": 1}, "block6"),
         ("vgg16", {"fc6_channels": -1}, "fc6_channels"),
         ("vgg16", {"scales": []}, "scales"),
         ("vgg16", {"scales": 1.0}, "scales"),
@@ -227,6 +228,16 @@ def test_vgg16_at_one_scale_is_the_published_sequence_of_layers() -> None:
         x = convolved(x, f"block6.0.{index}")
     with torch.no_grad():
         torch.testing.assert_close(network(images), x)
+
+
+def test_vgg16_without_block_6_gives_block_5() -> None:
+    network = build_backbone("vgg16", scales=[1.0, 0.5], block6=False).double()
+    images = torch.randn(1, 3, 64, 48, dtype=torch.float64)
+    with torch.no_grad():
+        features = network(images)
+        torch.testing.assert_close(features[:, :512], network.features(images))
+    assert features.shape == (1, network.channels, 4, 3)
+    assert {name.split(".")[0] for name in network.state_dict()} == {"features"}
 
 
 def test_vgg16_shares_the_trunk_and_concatenates_the_scales() -> None:

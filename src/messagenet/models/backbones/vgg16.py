@@ -46,6 +46,8 @@ class VGG16(nn.Module):
         scales: Sizes at which the image is looked at, relative to the image given.
         fc6_channels: Channels of block 6's first convolution; torchvision's fc6 fits 4096 only.
         fc6_kernel: Side of its kernel, odd; torchvision's fc6 fits 7 only.
+        block6: Whether there is a block 6. Without it the features are those of block 5 at every scale, and
+            nothing is random: for a backbone that is never trained.
 
     >>> vgg = VGG16(scales=(1.0, 0.5), fc6_channels=8, fc6_kernel=3)
     >>> vgg(torch.zeros(1, 3, 33, 16)).shape
@@ -55,7 +57,11 @@ class VGG16(nn.Module):
     """
 
     def __init__(
-        self, scales: Sequence[float] = (1.2, 0.8, 0.4), fc6_channels: int = 4096, fc6_kernel: int = 7
+        self,
+        scales: Sequence[float] = (1.2, 0.8, 0.4),
+        fc6_channels: int = 4096,
+        fc6_kernel: int = 7,
+        block6: bool = True,
     ) -> None:
         super().__init__()
         self.scales = _checked_scales(scales)
@@ -66,7 +72,11 @@ class VGG16(nn.Module):
         self.channels = _SCALE_CHANNELS * len(self.scales)
         self.stride = _TRUNK_STRIDE / max(self.scales)
         self.features = _trunk()
-        self.block6 = nn.ModuleList(_block6(fc6_channels, fc6_kernel) for _ in self.scales)
+        if not isinstance(block6, bool):
+            raise InputError(f"block6 must be true or false, not {block6!r}")
+        self.block6 = nn.ModuleList(
+            _block6(fc6_channels, fc6_kernel) if block6 else nn.Identity() for _ in self.scales
+        )
 
     def forward(self, images: Tensor) -> Tensor:
         """Maps images (B, 3, H, W) to features (B, 512·scales, ⌈H/stride⌉, ⌈W/stride⌉)."""
@@ -159,7 +169,8 @@ def load_vgg16(backbone: nn.Module, source: str | Path) -> list[str]:
     names = {f"features.{name}": f"features.{name}" for name in backbone.features.state_dict()}
     fc6 = tensors.get("classifier.0.weight")
     shape = (backbone.fc6_channels, _TRUNK_CHANNELS, backbone.fc6_kernel, backbone.fc6_kernel)
-    if fc6 is not None and backbone.fc6_kernel == 7 and fc6.shape == (shape[0], math.prod(shape[1:])):
+    has_fc6 = isinstance(backbone.block6[0], nn.Sequential) and backbone.fc6_kernel == 7
+    if fc6 is not None and has_fc6 and fc6.shape == (shape[0], math.prod(shape[1:])):
         tensors["classifier.0.weight"] = fc6.reshape(shape)
         for index in range(len(backbone.scales)):
             for kind in ("weight", "bias"):
