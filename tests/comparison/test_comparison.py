@@ -19,6 +19,7 @@ from messagenet.data import Sample, SyntheticScenes
 from messagenet.errors import InputError
 from messagenet.evaluation import Scores
 from messagenet.models import KINDS, SegmentationNet
+from messagenet.models.controls import parameter_count
 from messagenet.prediction import Predictor, score
 from messagenet.training import DataSets, TrainConfig, apply_overrides, load_config
 
@@ -226,3 +227,4 @@ def test_features_of_a_frozen_backbone_are_computed_once_for_all_rows(
         assert stored.expected_calibration_error == pytest.approx(again.expected_calibration_error, abs=1e-5)
         assert each.calibration_error == stored.expected_calibration_error
         assert each.small_accuracy == stored.sizes[0].accuracy
+        assert each.parameters == parameter_count(SegmentationNet.from_pretrained(folder / "model").head)

@@ -2,19 +2,49 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from messagenet.data import Augment
 from messagenet.errors import InputError
+from messagenet.models import SegmentationNet
+from messagenet.models.segmentation_net import numbered_classes
 from messagenet.training import TrainConfig, apply_overrides, load_config, save_config
 from messagenet.training.build import build_network
 from messagenet.training.config import DataConfig, OptimiserConfig, RunConfig
 from messagenet.training.config_files import attribute_texts, config_text, parse_config, preset_names
 from messagenet.training.settings import flat
+
+RECIPES = Path(__file__).parents[2] / "recipes"
+
+
+@pytest.mark.parametrize("path", sorted(RECIPES.glob("voc-*.yaml")), ids=lambda path: path.stem)
+def test_published_recipes_can_be_built(path: Path) -> None:
+    config = load_config(path)
+    assert config.data.val_split is None  # nothing is chosen by the images that will be scored
+    with torch.device("meta"):
+        net = build_network(replace(config.model, pretrained=None), numbered_classes(7)).net
+    shipped = SegmentationNet.from_pretrained()
+    ours, theirs = (
+        {name: values.shape for name, values in each.state_dict().items() if not name.startswith("head.")}
+        for each in (net, shipped)
+    )
+    assert ours == theirs
+
+
+def test_a_file_may_start_from_a_preset(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("preset: fast\nrun: {epochs: 3}\nmodel: {neck: {filters: 1}}\n")
+    expected = apply_overrides(load_config("fast"), ["run.epochs=3", "model.neck={filters: 1}"])
+    assert load_config(path) == expected
+    path.write_text("preset: fats\n")
+    with pytest.raises(InputError, match=r'mine.yaml: there is no preset "fats": did you mean "fast"'):
+        load_config(path)
 
 
 def test_default_file_lists_exactly_the_defaults() -> None:

@@ -139,7 +139,7 @@ def test_pixels_and_smoothing_where_they_apply() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("preset", ["fast", "tiny", "paper-vgg16"])
+@pytest.mark.parametrize("preset", ["fast", "finetune", "tiny", "paper-vgg16"])
 def test_every_preset_can_be_trained_as_every_kind(kind: str, preset: str) -> None:
     config = choose_config(data="folder:street", preset=preset, kind=kind)
     assert config.model.kind == kind

@@ -27,7 +27,7 @@ def train(
     data: Annotated[str | None, typer.Option("--data", "-d", help=DATA_HELP)] = None,
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the run.")] = Path("runs/latest"),
     preset: Annotated[
-        str | None, typer.Option(help="Settings to start from: `fast`, `tiny` or `paper-vgg16`.")
+        str | None, typer.Option(help="Settings to start from: `fast`, `finetune`, `tiny` or `paper-vgg16`.")
     ] = None,
     config: Annotated[
         Path | None, typer.Option(help="YAML file of settings, as saved with every run.")
@@ -83,7 +83,7 @@ def train(
 
 def settings(
     preset: Annotated[
-        str, typer.Argument(help="`default`, `fast`, `tiny`, `paper-vgg16`, or a YAML file.")
+        str, typer.Argument(help="`default`, `fast`, `finetune`, `tiny`, `paper-vgg16`, or a YAML file.")
     ] = "default",
 ) -> None:
     """Print every setting of a training, with its meaning and its value in a preset.

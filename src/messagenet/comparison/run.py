@@ -201,7 +201,7 @@ def _outcome(
         seed,
         scores.mean_iou or 0.0,
         near_boundaries(scores),
-        parameter_count(net),
+        parameter_count(net) - (parameter_count(net.backbones) if config.run.freeze_backbone else 0),
         net.outputs_per_factor,
         result.steps,
         result.seconds,

