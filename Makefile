@@ -8,7 +8,7 @@ AS_ROOT := $(if $(filter-out 0,$(shell id -u)),sudo)
 .PHONY: help demo test lint types format bench pictures chromium clean
 
 help:
-	@echo "make demo     train a unary and a message model on synthetic scenes, compare them, draw a picture sheet"
+	@echo "make demo     segment two photographs; train a unary and a message model on synthetic scenes and compare them"
 	@echo "make test     every check: ruff, mypy, pytest with doctests"
 	@echo "make bench    the benchmarks (several minutes; keep the machine idle)"
 	@echo "make pictures the screenshots of docs/explorer.md, with the models of make demo"
