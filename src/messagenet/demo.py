@@ -11,13 +11,13 @@ from pathlib import Path
 
 from rich.console import Console
 
-from messagenet.data import SyntheticScenes, read_mask
+from messagenet.data import SyntheticScenes
 from messagenet.data.photographs import PACKAGE, photographs
 from messagenet.evaluation import Scores, scores_table
 from messagenet.models import MessageNet
 from messagenet.prediction import Predictor, score
-from messagenet.prediction.outputs import by_kind
-from messagenet.report import picture_sheet, save_png, shares
+from messagenet.prediction.written import found_in
+from messagenet.report import picture_sheet, save_png
 from messagenet.training import Bar, train
 from messagenet.training.choose import choose_config
 from messagenet.verbs import predict
@@ -54,11 +54,10 @@ def segment_photographs(out: Path, console: Console) -> Path | None:
     if not files:
         console.print(f"None here; `pip install {PACKAGE}` brings some, `messagenet predict` takes your own.")
         return None
-    page, predictor = out / "photographs.html", Predictor(MessageNet.from_pretrained())
-    predicted = predict(files, predictor, out / "photographs", save=SAVED, report=page)
-    for image, written in predicted.written.items():
-        found = shares(read_mask(by_kind(written, SAVED)["mask"]), predictor.net.classes)
-        console.print(f"{image.name}: {', '.join(f'{name} {share:.0%}' for name, share in found.items())}")
+    page = out / "photographs.html"
+    predicted = predict(files, out=out / "photographs", save=SAVED, report=page)
+    for image in predicted.written:
+        console.print(f"{image.name}: {found_in(predicted, image)}")
     return page
 
 

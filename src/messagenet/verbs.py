@@ -135,7 +135,7 @@ def predict(
         files = [images] if isinstance(images, str | Path) else images
         predicted = predict_files(predictor, files, out, save, progress=progress)
     if report is not None:
-        write_predictions_page(predicted, save, report, predictor.net.classes)
+        write_predictions_page(predicted, report)
     return predicted
 
 

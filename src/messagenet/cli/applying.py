@@ -26,6 +26,9 @@ from messagenet.cli.screen import complain, console, progress, say
 from messagenet.files import write_atomically
 from messagenet.shipped import DEFAULT
 
+LISTED = 20
+"""Of so many images `predict` says what it has found in each."""
+
 
 def predict(
     images: Annotated[list[str], typer.Argument(help="Image files, folders or globs.")],
@@ -67,6 +70,7 @@ def predict(
     and named at the end; the exit code is then 2.
     """
     from messagenet import verbs
+    from messagenet.prediction.written import found_in
 
     with progress("predicting") as bar:
         task = bar.add_task("images", total=None)
@@ -84,6 +88,9 @@ def predict(
             report=report,
             progress=lambda done, total: bar.update(task, completed=done, total=total),
         )
+    if "mask" in predicted.kinds and len(predicted.written) <= LISTED:
+        for image in predicted.written:
+            say(f"{image.name}: {found_in(predicted, image)}")
     if predicted.written:
         say(f"{len(predicted.files)} files of {len(predicted.written)} images written to {out}")
     if report:

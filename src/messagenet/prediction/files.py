@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from messagenet.data import find_images, read_image
+from messagenet.data import Classes, find_images, read_image
 from messagenet.errors import InputError
 from messagenet.files import write_atomically
-from messagenet.prediction.outputs import DEFAULT_KINDS, check_kinds, rendered
+from messagenet.prediction.outputs import DEFAULT_KINDS, KINDS, check_kinds, rendered
 from messagenet.prediction.predictor import Predictor
 
 
@@ -40,10 +40,14 @@ class Predicted:
     """What became of image files.
 
     Attributes:
+        classes: What the labels mean.
+        kinds: What was written of every image.
         written: The files written for each image.
         failed: Why each of the others could not be predicted, one line each.
     """
 
+    classes: Classes
+    kinds: tuple[str, ...]
     written: dict[Path, tuple[Path, ...]] = field(default_factory=dict)
     failed: dict[Path, str] = field(default_factory=dict)
 
@@ -51,6 +55,10 @@ class Predicted:
     def files(self) -> list[Path]:
         """All files written."""
         return [file for files in self.written.values() for file in files]
+
+    def by_kind(self, image: Path) -> dict[str, Path]:
+        """The files of an image by what they are."""
+        return dict(zip((kind for kind in KINDS if kind in self.kinds), self.written[image], strict=True))
 
     def add(self, outcome: Outcome) -> None:
         """Takes note of one image."""
@@ -78,7 +86,7 @@ def predict_files(
         progress: Called with (images done, images in all).
     """
     jobs = plan_jobs(find_images(inputs), Path(out), kinds)
-    predicted = Predicted()
+    predicted = Predicted(predictor.net.classes, tuple(kinds))
     for done, job in enumerate(jobs, start=1):
         predicted.add(predict_one(predictor, job, Path(out), kinds))
         if progress:

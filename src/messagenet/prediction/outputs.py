@@ -63,15 +63,6 @@ def rendered(predictor: Predictor, image: Image, name: Path, kinds: Sequence[str
     return files
 
 
-def by_kind(files: Sequence[Path], kinds: Sequence[str]) -> dict[str, Path]:
-    """Which of an image's files is what, if it was predicted with these kinds.
-
-    >>> by_kind([Path("cat.png"), Path("cat.entropy.png")], ["entropy", "mask"])["entropy"].name
-    'cat.entropy.png'
-    """
-    return dict(zip((kind for kind in KINDS if kind in kinds), files, strict=True))
-
-
 def _with(name: Path, ending: str) -> Path:
     return name.with_name(name.name + ending)
 

@@ -61,7 +61,7 @@ def predict_dataset(
         raise InputError(f"workers is {workers}; give at least 1")
     folder = Path(out)
     jobs = plan_jobs(_images(ray, source, column), folder, kinds)
-    predicted = Predicted()
+    predicted = Predicted(predictor.net.classes, tuple(kinds))
     for done, outcome in enumerate(_outcomes(ray, predictor, jobs, folder, kinds, workers), start=1):
         predicted.add(outcome)
         if progress:

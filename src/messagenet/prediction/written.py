@@ -8,11 +8,10 @@ from pathlib import Path
 
 from PIL import Image
 
-from messagenet.data import Classes, read_image, read_mask
+from messagenet.data import read_image, read_mask
 from messagenet.errors import InputError
 from messagenet.prediction.files import Predicted
-from messagenet.prediction.outputs import by_kind
-from messagenet.report import Segmented, write_gallery
+from messagenet.report import Segmented, shares, write_gallery
 
 MOST_SHOWN = 200
 
@@ -23,25 +22,23 @@ def check_shown(kinds: Sequence[str]) -> None:
         raise InputError(f"a report shows the masks; save them too: {','.join(['mask', *kinds])}")
 
 
-def write_predictions_page(
-    predicted: Predicted, kinds: Sequence[str], path: str | Path, classes: Classes
-) -> Path:
-    """A page of what was predicted, of the first images if there are very many.
+def found_in(predicted: Predicted, image: Path) -> str:
+    """What was found in an image whose mask was written: "cat 61%, background 39%"."""
+    found = shares(read_mask(predicted.by_kind(image)["mask"]), predicted.classes)
+    return ", ".join(f"{name} {share:.0%}" for name, share in found.items())
 
-    Args:
-        predicted: What was written.
-        kinds: What was written of every image.
-        path: The HTML file.
-        classes: What the labels mean.
-    """
+
+def write_predictions_page(predicted: Predicted, path: str | Path) -> Path:
+    """A page of what was predicted, of the first images if there are very many."""
     title = "Segmentations"
     if len(predicted.written) > MOST_SHOWN:
         title += f", the first {MOST_SHOWN} of {len(predicted.written):,}"
-    return write_gallery(islice(_segmented(predicted, kinds), MOST_SHOWN), path, classes=classes, title=title)
+    shown = islice(_segmented(predicted), MOST_SHOWN)
+    return write_gallery(shown, path, classes=predicted.classes, title=title)
 
 
-def _segmented(predicted: Predicted, kinds: Sequence[str]) -> Iterator[Segmented]:
-    for image, files in predicted.written.items():
-        written = by_kind(files, kinds)
-        entropy = Image.open(written["entropy"]).convert("RGB") if "entropy" in kinds else None
-        yield Segmented(image.name, read_image(image), read_mask(written["mask"]), entropy)
+def _segmented(predicted: Predicted) -> Iterator[Segmented]:
+    for image in predicted.written:
+        files = predicted.by_kind(image)
+        entropy = Image.open(files["entropy"]).convert("RGB") if "entropy" in files else None
+        yield Segmented(image.name, read_image(image), read_mask(files["mask"]), entropy)
