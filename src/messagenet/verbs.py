@@ -61,7 +61,7 @@ def train(
     Args:
         data: The data set, such as "folder:street"; see `messagenet.data.open`.
         out: Folder of the run.
-        preset: Settings to start from; "tiny" for generated scenes and "fast" for photographs unless told.
+        preset: Settings to start from; "tiny" for generated scenes and "finetune" for photographs unless told.
         config: A YAML file of settings, instead of a preset.
         settings: Settings to change: {"run.batch_size": 4}, or lines such as "run.batch_size=4".
         model: What to train: "message", "unary", or another kind of `messagenet.models.KINDS`.

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from messagenet.errors import InputError
 from messagenet.graph import surrounding
-from messagenet.models import MessageNet, SegmentationNet, UnaryNet
+from messagenet.models import KINDS, MessageNet, SegmentationNet
 from messagenet.models.neck import Neck
 from messagenet.models.segmentation_net import numbered_classes
 from messagenet.prediction.ready import Ready
@@ -120,14 +120,24 @@ def test_the_model_in_the_box_is_a_start_for_others():
     assert pretrained == {name for name, _ in built.named_parameters() if not name.startswith("head.")}
 
 
-def test_a_unary_network_may_have_one_too():
-    assert UnaryNet("tiny", 3, neck={"filters": 1}).neck.channels == UnaryNet("tiny", 3).channels
+@pytest.mark.parametrize("kind", [name for name in KINDS if name not in ("fcn8s", "inference_machine")])
+def test_every_head_may_have_one(kind, tmp_path):
+    config = ModelConfig(kind=kind, backbone="tiny", neck={"width": 6, "filters": 1}, hidden=8)
+    net = build_network(config, numbered_classes(3)).net
+    assert net.head_channels == 6
+    images, truth = torch.rand(2, 3, 24, 32), torch.randint(0, 3, (2, 24, 32))
+    net.train().loss(images, truth, names=("a", "b")).total.backward()
+    assert all(p.grad is not None for p in net.neck.parameters())
+    net.eval()
+    again = SegmentationNet.from_pretrained(net.save(tmp_path))
+    with torch.no_grad():
+        torch.testing.assert_close(again(images), net(images))
 
 
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"neck": {"filter": 1}}, "a neck has no option 'filter'; did you mean \"filters\""),
+        ({"neck": {"filter": 1}}, "a neck has no option .filter.; did you mean .filters"),
         ({"neck": {"filters": -1}}, "filters must be a whole number from 0"),
         ({"neck": {"width": 0}}, "width must be a whole number above zero"),
         ({"neck": {"filters": 1}, "separate_features": True}, "set separate_features=false"),

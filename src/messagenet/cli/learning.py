@@ -52,9 +52,9 @@ def train(
 ) -> None:
     """Train a model on a data set.
 
-    `messagenet train --data folder:street --preset fast --out runs/street` trains a small, strong network on
+    `messagenet train --data folder:street --out runs/street` trains a small, strong network on
     `street/images` and `street/masks`; the best model is then in `runs/street/best`. Without a preset, `tiny` is
-    used for generated scenes and `fast` for photographs. Ctrl-C stops after the current step; `--resume` goes on.
+    used for generated scenes and `finetune` for photographs. Ctrl-C stops after the current step; `--resume` goes on.
     """
     from messagenet import verbs
     from messagenet.training import Bar

@@ -22,7 +22,7 @@ from messagenet.models.segmentation_net import SegmentationNet
 class _Control(SegmentationNet):
     """A network whose size is that of a message head, which is built only to be counted."""
 
-    options = ("hidden",)
+    options = ("neck", "hidden")
 
     def __init__(
         self,
@@ -32,6 +32,7 @@ class _Control(SegmentationNet):
         hidden: int,
         settings: Mapping[str, Any],
         backbone_options: Mapping[str, Any] | None,
+        neck: Mapping[str, Any] | None,
         void_values: Sequence[int],
     ) -> None:
         super().__init__(
@@ -40,11 +41,12 @@ class _Control(SegmentationNet):
             relations,
             settings={"hidden": hidden, **settings},
             backbone_options=backbone_options,
+            neck=neck,
             void_values=void_values,
         )
         with torch.device("meta"):
             self._matched = (
-                MessagePassing(self.channels, self.classes.num_classes, relations, hidden=hidden),
+                MessagePassing(self.head_channels, self.classes.num_classes, relations, hidden=hidden),
             )
 
     def message_head(self) -> MessagePassing:
@@ -59,7 +61,7 @@ class EnsembleNet(_Control):
     torch.Size([1, 3, 10, 13])
 
     Args:
-        backbone, classes, backbone_options, void_values: See `SegmentationNet`.
+        backbone, classes, backbone_options, neck, void_values: See `SegmentationNet`.
         relations, hidden: Of the message head.
     """
 
@@ -73,10 +75,11 @@ class EnsembleNet(_Control):
         relations: Sequence[Relation] = PAPER_RELATIONS,
         *,
         backbone_options: Mapping[str, Any] | None = None,
+        neck: Mapping[str, Any] | None = None,
         hidden: int = 256,
         void_values: Sequence[int] = (),
     ) -> None:
-        super().__init__(backbone, classes, relations, hidden, {}, backbone_options, void_values)
+        super().__init__(backbone, classes, relations, hidden, {}, backbone_options, neck, void_values)
         self.head = ensemble_like(self.message_head())
 
 
@@ -84,7 +87,7 @@ class ConvolutionNet(_Control):
     """3×3 convolutions before the unary classifier, with the parameters of a message head altogether.
 
     Args:
-        backbone, classes, backbone_options, void_values: See `SegmentationNet`.
+        backbone, classes, backbone_options, neck, void_values: See `SegmentationNet`.
         relations, hidden: Of the message head.
         dilations: Dilation of each convolution.
     """
@@ -98,10 +101,11 @@ class ConvolutionNet(_Control):
         relations: Sequence[Relation] = PAPER_RELATIONS,
         *,
         backbone_options: Mapping[str, Any] | None = None,
+        neck: Mapping[str, Any] | None = None,
         hidden: int = 256,
         dilations: Sequence[int] = (1,),
         void_values: Sequence[int] = (),
     ) -> None:
         settings = {"dilations": list(dilations)}
-        super().__init__(backbone, classes, relations, hidden, settings, backbone_options, void_values)
+        super().__init__(backbone, classes, relations, hidden, settings, backbone_options, neck, void_values)
         self.head = convolution_like(self.message_head(), dilations)

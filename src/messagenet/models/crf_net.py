@@ -43,7 +43,7 @@ class CRFNet(SegmentationNet):
     torch.Size([1, 3, 10, 13])
 
     Args:
-        backbone, classes, backbone_options, void_values: See `SegmentationNet`.
+        backbone, classes, backbone_options, neck, void_values: See `SegmentationNet`.
         relations: Which pairs of nodes have a potential.
         separate_features: A backbone of its own for the unary and for every relation.
         hidden, neighbours, objective, inference, inference_iterations, likelihood_iterations, persistent_messages,
@@ -51,7 +51,7 @@ class CRFNet(SegmentationNet):
     """
 
     options = (
-        *("separate_features", "hidden", "neighbours"),
+        *("separate_features", "neck", "hidden", "neighbours"),
         *("inference", "inference_iterations", "likelihood_iterations", "persistent_messages"),
     )
     own_objective = True
@@ -69,6 +69,7 @@ class CRFNet(SegmentationNet):
         *,
         backbone_options: Mapping[str, Any] | None = None,
         separate_features: bool = False,
+        neck: Mapping[str, Any] | None = None,
         hidden: int = 256,
         neighbours: Neighbours = "lattice",
         objective: Objective = "piecewise",
@@ -97,9 +98,10 @@ class CRFNet(SegmentationNet):
             settings={"separate_features": separate_features, **of_head},
             backbone_options=backbone_options,
             separate=kinds if separate_features else (),
+            neck=neck,
             void_values=void_values,
         )
-        self.head = CRFHead(self.channels, self.classes.num_classes, relations, **of_head)
+        self.head = CRFHead(self.head_channels, self.classes.num_classes, relations, **of_head)
 
     @property
     def outputs_per_factor(self) -> int:

@@ -47,7 +47,7 @@ class _DenseNet(SegmentationNet):
     uses_relations = False
     from_features = False
     first_kernels: ClassVar[Mapping[str, float]] = DEEPLAB
-    options = ("hidden", "working_stride", "kernels")
+    options = ("neck", "hidden", "working_stride", "kernels")
     head: MessagePassing
 
     def __init__(
@@ -57,6 +57,7 @@ class _DenseNet(SegmentationNet):
         relations: Sequence[Relation] = (),
         *,
         backbone_options: Mapping[str, Any] | None = None,
+        neck: Mapping[str, Any] | None = None,
         hidden: int = 256,
         working_stride: int = 1,
         crf_iterations: int = 10,
@@ -82,10 +83,11 @@ class _DenseNet(SegmentationNet):
                 "kernels": lengths,
             },
             backbone_options=backbone_options,
+            neck=neck,
             void_values=void_values,
         )
         self.stride = float(working_stride)
-        self.head = MessagePassing(self.channels, self.classes.num_classes, (), hidden=hidden)
+        self.head = MessagePassing(self.head_channels, self.classes.num_classes, (), hidden=hidden)
 
     def unary_logits(self, images: Tensor, valid: Tensor | None = None) -> Tensor:
         """Logits at the nodes of the feature map, before the CRF, (B, K, h, w)."""
@@ -141,8 +143,9 @@ class _DenseNet(SegmentationNet):
     @classmethod
     def upgraded(cls, settings: Mapping[str, Any]) -> dict[str, Any]:
         """The settings with the kernels in one place; models used to have them among the others."""
+        settings = super().upgraded(settings)
         if "kernels" in settings:
-            return dict(settings)
+            return settings
         kernels = {name: value for name, value in settings.items() if name in DEEPLAB}
         return {name: value for name, value in settings.items() if name not in DEEPLAB} | {"kernels": kernels}
 
@@ -168,8 +171,8 @@ class DeepLabCRF(_DenseNet):
     torch.Size([1, 3, 40, 50])
 
     Args:
-        backbone, classes, backbone_options, void_values: See `SegmentationNet`. With `vgg16`, its `scales` give the
-            multi-scale variant and `fc6_kernel` the field of view.
+        backbone, classes, backbone_options, neck, void_values: See `SegmentationNet`. With `vgg16`, its `scales` give
+            the multi-scale variant and `fc6_kernel` the field of view.
         relations: None: all pixels are tied.
         hidden: Hidden units of the unary classifier.
         working_stride: Pixels per cell of the CRF: 1, 2 or 4.
@@ -200,7 +203,7 @@ class CRFRNN(_DenseNet):
     torch.Size([1, 3, 40, 50])
 
     Args:
-        backbone, classes, backbone_options, void_values: See `SegmentationNet`.
+        backbone, classes, backbone_options, neck, void_values: See `SegmentationNet`.
         relations: None: all pixels are tied.
         hidden: Hidden units of the unary classifier.
         working_stride: Pixels per cell of the CRF: 1, 2 or 4.

@@ -7,21 +7,17 @@ them to the pixels.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from torch import Tensor, nn
+from torch import nn
 
 from messagenet.data.classes import VOC_CLASSES, Classes
-from messagenet.errors import InputError, nearest
 from messagenet.estimators import MessagePassing
 from messagenet.estimators.rules import Aggregation, CavityMode, Dependent, Initial
 from messagenet.graph import Relation, above, below, surrounding
-from messagenet.models.neck import Neck
-from messagenet.models.segmentation_net import Features, SegmentationNet
+from messagenet.models.segmentation_net import SegmentationNet
 
-OLD_FILTERS, NEW_FILTERS = "backbones.shared.filters.", "neck.filters."
 PAPER_RELATIONS = (surrounding(0.4), above(0.4), below(0.4))
 
 
@@ -88,54 +84,16 @@ class MessageNet(SegmentationNet):
             backbone,
             classes,
             relations,
-            settings={"separate_features": separate_features, "neck": dict(neck or {}), **passing},
+            settings={"separate_features": separate_features, **passing},
             backbone_options=backbone_options,
+            neck=neck,
             separate=["unary", *(relation.name for relation in relations)] if separate_features else (),
             void_values=void_values,
         )
-        self.neck = self._built_neck()
-        channels = self.channels if self.neck is None else self.neck.channels
         self.head = MessagePassing(
-            channels, self.classes.num_classes, relations, **passing, check_finite=check_finite
+            self.head_channels, self.classes.num_classes, relations, **passing, check_finite=check_finite
         )
         self.relations = self.head.relations
-
-    def _built_neck(self) -> Neck | None:
-        options = self.settings["neck"]
-        if not options:
-            return None
-        if self.settings["separate_features"]:
-            raise InputError("a neck needs features that all factors share; set separate_features=false")
-        known = [name for name in inspect.signature(Neck).parameters if name != "in_channels"]
-        for name in options:
-            if name not in known:
-                raise InputError(f"a neck has no option {name!r}; {nearest(name, known)}")
-        return Neck(self.channels, **options)
-
-    def decided(self, features: Features, valid: Tensor | None = None) -> Tensor:
-        """Logits at the nodes, (B, K, h, w), from the feature map; `valid` says which nodes exist, (B, h, w)."""
-        return super().decided(self.told(features, valid), valid)
-
-    def told(self, features: Features, valid: Tensor | None = None) -> Features:
-        """What the messages are computed from: the feature map, through the neck if there is one."""
-        if self.neck is None:
-            return features
-        assert isinstance(features, Tensor), "refused with separate features"
-        through: Tensor = self.neck(features, valid)
-        return through
-
-    @classmethod
-    def upgraded(cls, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """The settings of a saved model as this version has them; filters used to be an option of the backbone."""
-        options = dict(settings.get("backbone_options", {}))
-        filters = options.pop("filters", 0)
-        moved = {"neck": {"filters": filters} if filters else {}}
-        return {**moved, **settings, "backbone_options": options}
-
-    @classmethod
-    def upgraded_state(cls, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The parameters of a saved model under the names of this version."""
-        return {name.replace(OLD_FILTERS, NEW_FILTERS): values for name, values in state.items()}
 
 
 class UnaryNet(MessageNet):

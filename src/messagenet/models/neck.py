@@ -1,6 +1,6 @@
-"""What may stand between a backbone and the messages: fewer channels, and convolutions over neighbouring nodes.
+"""What may stand between a backbone and a head: fewer channels, and convolutions over neighbouring nodes.
 
-    features (B, r, h, w) ─ 1×1, norm, ReLU ─ [5×5 in each channel, 1×1, added to its input] × filters ─ messages
+    features (B, r, h, w) ─ 1×1, norm, ReLU ─ [5×5 in each channel, 1×1, added to its input] × filters ─ head
 
 Messages bring context from afar in one step; a few convolutions before them let neighbouring nodes settle what
 interpolation and large cells have blurred. A neck belongs to the head: it is trained with it where the backbone is
@@ -9,10 +9,14 @@ frozen, and cached features are those before it.
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from messagenet.errors import InputError
+from messagenet.errors import InputError, nearest
 from messagenet.models.backbones.contract import positive_integer
 from messagenet.models.backbones.inverted_residual import ConvolutionNorm, InvertedResidual
 
@@ -50,3 +54,17 @@ class Neck(nn.Module):
         for block in self.filters:
             x = block(x if valid is None else x * valid[:, None])
         return x
+
+
+def build_neck(in_channels: int, options: Mapping[str, Any]) -> Neck:
+    """Builds a neck from its settings, refusing those it does not know.
+
+    >>> build_neck(40, {"filter": 1})
+    Traceback (most recent call last):
+    messagenet.errors.InputError: a neck has no option "filter"; did you mean "filters"?
+    """
+    known = [name for name in inspect.signature(Neck).parameters if name != "in_channels"]
+    for name in options:
+        if name not in known:
+            raise InputError(f'a neck has no option "{name}"; {nearest(name, known)}')
+    return Neck(in_channels, **options)

@@ -25,6 +25,9 @@ from messagenet.learning.marginal import Resolution, marginal_cross_entropy, ups
 from messagenet.learning.totals import Loss
 from messagenet.models import saving
 from messagenet.models.backbones import IMAGENET_MEAN, IMAGENET_STD, build_backbone, check_backbone
+from messagenet.models.neck import build_neck
+
+OLD_FILTERS, NEW_FILTERS = "backbones.shared.filters.", "neck.filters."
 
 Features = Tensor | dict[str, Tensor]
 
@@ -40,6 +43,7 @@ class SegmentationNet(nn.Module):
         settings: All other arguments of the subclass, for `save`.
         backbone_options: Options of a backbone given by name.
         separate: Factor types with a backbone of their own; none for one backbone that all share.
+        neck: What stands between backbone and head, such as {"width": 128, "filters": 2} (see `neck`), if anything.
         void_values: Values of the masks it learns from, besides 255, that mean "not labelled": remembered for
             those who score it.
 
@@ -75,6 +79,7 @@ class SegmentationNet(nn.Module):
         settings: Mapping[str, Any],
         backbone_options: Mapping[str, Any] | None = None,
         separate: Sequence[str] = (),
+        neck: Mapping[str, Any] | None = None,
         void_values: Sequence[int] = (),
     ) -> None:
         super().__init__()
@@ -86,10 +91,14 @@ class SegmentationNet(nn.Module):
         self.settings: dict[str, Any] = {
             "backbone": backbone if isinstance(backbone, str) else None,
             "backbone_options": dict(backbone_options or {}),
+            **({"neck": dict(neck)} if neck else {}),
             **settings,
         }
         names = tuple(separate) or ("shared",)
         self.backbones = nn.ModuleDict({name: self._backbone(backbone, len(names)) for name in names})
+        self.neck = build_neck(self.channels, neck) if neck else None
+        if self.neck is not None and separate:
+            raise InputError("a neck needs features that all factors share; set separate_features=false")
         self.feature_stride = self.stride = self._map_stride()
         self.register_buffer("mean", torch.tensor(IMAGENET_MEAN)[:, None, None], persistent=False)
         self.register_buffer("std", torch.tensor(IMAGENET_STD)[:, None, None], persistent=False)
@@ -116,6 +125,11 @@ class SegmentationNet(nn.Module):
     def channels(self) -> int:
         """r, channels of the feature map."""
         return int(self._first.channels)
+
+    @property
+    def head_channels(self) -> int:
+        """Channels of what the head sees: of the feature map, or of the neck."""
+        return self.channels if self.neck is None else self.neck.channels
 
     @property
     def outputs_per_factor(self) -> int:
@@ -170,8 +184,16 @@ class SegmentationNet(nn.Module):
 
     def decided(self, features: Features, valid: Tensor | None = None) -> Tensor:
         """Logits at the nodes, (B, K, h, w), from the feature map; `valid` says which nodes exist, (B, h, w)."""
-        logits: Tensor = self.head(features, valid)
+        logits: Tensor = self.head(self.told(features, valid), valid)
         return logits
+
+    def told(self, features: Features, valid: Tensor | None = None) -> Features:
+        """What the head is told: the feature map, through the neck if there is one."""
+        if self.neck is None:
+            return features
+        assert isinstance(features, Tensor), "refused with separate features"
+        through: Tensor = self.neck(features, valid)
+        return through
 
     def _seen(self, images: Tensor, valid: Tensor | None) -> tuple[Features, Tensor | None]:
         """The features, and which nodes exist."""
@@ -216,7 +238,7 @@ class SegmentationNet(nn.Module):
             features, valid = (inputs, valid) if are_features else self._seen(_images(inputs), valid)
             if not are_features:
                 truth = node_labels(truth, map_size(features), self.feature_stride, cell_label)
-            return self.own_loss(features, truth, valid, names)
+            return self.own_loss(self.told(features, valid), truth, valid, names)
         logits = self.decided(inputs, valid) if are_features else self.judged_logits(_images(inputs), valid)
         stride = self.judged_stride
         if resolution == "nodes" and not are_features:
@@ -234,19 +256,22 @@ class SegmentationNet(nn.Module):
         return self.stride
 
     def own_loss(self, features: Features, truth: Tensor, valid: Tensor | None, names: Sequence[str]) -> Loss:
-        """The objective of a head that has one, at the nodes."""
+        """The objective of a head that has one, at the nodes, from what it is told."""
         own: Loss = self.head.loss(features, truth, valid)  # type: ignore[operator]
         return own
 
     @classmethod
     def upgraded(cls, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """The settings of a saved model as this version has them."""
-        return dict(settings)
+        """The settings of a saved model as this version has them; filters used to be an option of the backbone."""
+        options = dict(settings.get("backbone_options", {}))
+        filters = options.pop("filters", 0)
+        moved = {"neck": {"filters": filters}} if filters and "neck" in cls.options else {}
+        return {**moved, **settings, "backbone_options": options}
 
     @classmethod
     def upgraded_state(cls, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The parameters of a saved model under the names of this version."""
-        return dict(state)
+        return {name.replace(OLD_FILTERS, NEW_FILTERS): values for name, values in state.items()}
 
     def trust_features(self) -> None:
         """Leaves out the search for NaN, which waits for the device, in every part that does it."""

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from messagenet.models import MessageNet, SegmentationNet
+from messagenet.models import SegmentationNet
 from messagenet.models.backbones import fused
 
 State = tuple[tuple[int, int, int], ...]
@@ -38,7 +38,7 @@ class Ready:
     def _network(self, device: torch.device) -> SegmentationNet:
         if device.type != "cpu" or torch.is_autocast_enabled("cpu") or torch.is_grad_enabled():
             return self.net
-        state = _state(self.net.backbones) + _state(_neck(self.net))
+        state = _state(self.net.backbones) + _state(self.net.neck or nn.Identity())
         if self._fused is None or state != self._state:
             self._fused, self._state = _with_fused_convolutions(self.net), state
         return self._fused
@@ -52,14 +52,9 @@ def _with_fused_convolutions(net: SegmentationNet) -> SegmentationNet:
     other = copy.copy(net)
     other._modules = dict(net._modules)
     other.backbones = nn.ModuleDict({name: fused(backbone) for name, backbone in net.backbones.items()})
-    if isinstance(other, MessageNet) and other.neck is not None:
+    if other.neck is not None:
         other.neck = fused(other.neck)  # type: ignore[assignment]
     return other
-
-
-def _neck(net: SegmentationNet) -> nn.Module:
-    """The neck, or an empty module."""
-    return (net.neck if isinstance(net, MessageNet) else None) or nn.Identity()
 
 
 def _state(module: nn.Module) -> State:

@@ -26,7 +26,8 @@ def choose_config(
 ) -> TrainConfig:
     """The configuration of a run.
 
-    Without a preset or a file, generated scenes start from "tiny" and photographs from "fast".
+    Without a preset or a file, generated scenes start from "tiny" and photographs from "finetune", which needs no
+    other package.
 
     >>> choose_config(data="synthetic:200", kind="unary").model.backbone
     'tiny'
@@ -46,7 +47,7 @@ def choose_config(
         raise InputError(f"there is no run to resume in {run_folder}; leave --resume out to start one")
     if data is None and not (saved or file or preset):
         raise InputError("say what to train on: --data folder:DIR, or --data synthetic to try it out")
-    start = saved or file or preset or ("tiny" if data and is_generated(data) else "fast")
+    start = saved or file or preset or ("tiny" if data and is_generated(data) else "finetune")
     config = merged(load_config(start), _sections(data, shortcuts))
     return apply_overrides(config, overrides)
 
