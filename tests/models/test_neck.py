@@ -122,9 +122,9 @@ def test_the_model_in_the_box_is_a_start_for_others():
 
 @pytest.mark.parametrize("kind", [name for name in KINDS if name not in ("fcn8s", "inference_machine")])
 def test_every_head_may_have_one(kind, tmp_path):
-    config = ModelConfig(kind=kind, backbone="tiny", neck={"width": 6, "filters": 1}, hidden=8)
+    config = ModelConfig(kind=kind, backbone="tiny", neck={"width": 16, "filters": 1}, hidden=64)
     net = build_network(config, numbered_classes(3)).net
-    assert net.head_channels == 6
+    assert net.head_channels == 16
     images, truth = torch.rand(2, 3, 24, 32), torch.randint(0, 3, (2, 24, 32))
     net.train().loss(images, truth, names=("a", "b")).total.backward()
     assert all(p.grad is not None for p in net.neck.parameters())
