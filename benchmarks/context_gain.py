@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.console import Console
 
 from common import finish, machine
-from messagenet.demo import run_demo
+from messagenet.demo import compare_on_scenes
 
 SEEDS = (0, 1, 2)
 
@@ -21,7 +21,7 @@ def main() -> None:
     gains = []
     for seed in SEEDS:
         with tempfile.TemporaryDirectory() as folder:
-            scores = run_demo(Path(folder) / "demo", seed=seed, console=Console(quiet=True))
+            scores = compare_on_scenes(Path(folder) / "demo", seed, Console(quiet=True))
         unary, messages = (100 * (scores[name].mean_iou or 0.0) for name in ("unary", "messages"))
         gains.append(messages - unary)
         print(f"seed {seed}: unary {unary:.1f}, messages {messages:.1f} mean IoU", flush=True)

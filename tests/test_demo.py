@@ -5,6 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 
 from messagenet import demo
+from messagenet.data.photographs import photographs
 
 
 def test_messages_win_by_far_and_the_sheet_is_drawn(tmp_path, monkeypatch):
@@ -29,3 +30,14 @@ def test_messages_win_by_far_and_the_sheet_is_drawn(tmp_path, monkeypatch):
     text = console.export_text()
     assert "Mean IoU" in text
     assert "scenes.png" in text.replace("\n", "")
+    if photographs():
+        assert "chelsea.png: cat" in text
+        assert (tmp_path / "demo" / "photographs.html").is_file()
+        assert "photographs.html" in text.replace("\n", "")
+
+
+def test_without_photographs_it_says_where_to_get_some(tmp_path, monkeypatch):
+    monkeypatch.setattr(demo, "photographs", list)
+    console = Console(record=True, file=open("/dev/null", "w"), width=100)  # noqa: SIM115
+    assert demo.segment_photographs(tmp_path, console) is None
+    assert "pip install scikit-image" in console.export_text()

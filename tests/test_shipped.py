@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -47,8 +48,11 @@ def test_it_is_small_and_has_a_card():
     folder = SHIPPED / DEFAULT
     assert (folder / "model.safetensors").stat().st_size <= 15_000_000
     assert json.loads((folder / "config.json").read_text())["stored"] == "fp16"
-    card = (folder / "README.md").read_text()
-    assert all(word in card for word in ("## Data", "## Training", "## Figures", "## Limits", "## Licence"))
+    _, *parts = (folder / "README.md").read_text().split("\n## ")
+    card = {title: text.strip() for title, _, text in (part.partition("\n") for part in parts)}
+    assert {"Data", "Training", "Figures", "Limits", "Licence"} <= set(card)
+    assert all(len(text) > 80 for text in card.values())
+    assert re.search(r"mean IoU[^\n]*\d\d\.\d", card["Figures"])
 
 
 def test_it_needs_core_packages_alone():
@@ -70,8 +74,15 @@ def test_a_folder_of_its_name_comes_first(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     MessageNet("tiny", 3, hidden=8).save(tmp_path / DEFAULT)
     assert model_folder(DEFAULT) == Path(DEFAULT)
+    assert model_folder() == SHIPPED / DEFAULT
     assert SegmentationNet.from_pretrained(DEFAULT).classes.num_classes == 3
     assert SegmentationNet.from_pretrained().classes.names == ANIMALS
+
+
+def test_a_data_set_of_its_name_does_not_hide_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / DEFAULT / "images").mkdir(parents=True)
+    assert model_folder(DEFAULT) == SHIPPED / DEFAULT
 
 
 def test_a_wrong_name_is_told_the_right_one():
@@ -102,6 +113,35 @@ def test_a_report_needs_masks(tmp_path, capsys):
     assert run("predict", tmp_path / "a.png", *arguments) == 2
     assert "save them too: mask,overlay" in capsys.readouterr().err
     assert not (tmp_path / "p").exists()
+
+
+def test_a_report_that_cannot_be_is_refused_before_anything_is_predicted(tmp_path, capsys):
+    Image.new("RGB", (40, 30)).save(tmp_path / "a.png")
+    assert run("predict", tmp_path / "a.png", "--out", tmp_path / "p", "--report", tmp_path) == 2
+    assert "which is a folder" in capsys.readouterr().err
+    (tmp_path / "b.png").write_text("no picture")
+    report = tmp_path / "page.html"
+    assert run("predict", tmp_path / "b.png", "--out", tmp_path / "p", "--report", report) == 2
+    assert not report.exists()
+    assert not (tmp_path / "p").exists()
+
+
+def test_files_by_what_they_are(tmp_path):
+    Image.new("RGB", (40, 30)).save(tmp_path / "a.png")
+    kinds = ["voc", "probs", "mask", "entropy", "overlay"]
+    predicted = messagenet.predict(tmp_path / "a.png", out=tmp_path / "p", save=kinds)
+    files = predicted.by_kind(str(tmp_path / "a.png"))
+    endings = {kind: "".join(path.suffixes) for kind, path in files.items()}
+    assert endings == {
+        "mask": ".png",
+        "overlay": ".overlay.png",
+        "entropy": ".entropy.png",
+        "probs": ".npz",
+        "voc": ".png",
+    }
+    assert "comp6_test_cls" in str(files["voc"])
+    with pytest.raises(InputError, match="was not predicted"):
+        predicted.by_kind("other.png")
 
 
 def test_predict_and_evaluate_from_python_without_a_model(tmp_path):

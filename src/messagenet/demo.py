@@ -40,10 +40,8 @@ def run_demo(out: str | Path, *, seed: int = 0, console: Console | None = None) 
     scores = compare_on_scenes(out, seed, console)
     console.rule(align="left")
     if page is not None:
-        console.print(f"Photographs, their labels and where the model is unsure: {page}", soft_wrap=True)
-    console.print(
-        f"Scenes, their truth and both predictions side by side: {out / 'scenes.png'}", soft_wrap=True
-    )
+        _say(console, f"Photographs, their labels and where the model is unsure: {page}")
+    _say(console, f"Scenes, their truth and both predictions side by side: {out / 'scenes.png'}")
     return scores
 
 
@@ -57,7 +55,7 @@ def segment_photographs(out: Path, console: Console) -> Path | None:
     page = out / "photographs.html"
     predicted = predict(files, out=out / "photographs", save=SAVED, report=page)
     for image in predicted.written:
-        console.print(f"{image.name}: {found_in(predicted, image)}")
+        _say(console, f"{image.name}: {found_in(predicted, image)}")
     return page
 
 
@@ -89,6 +87,11 @@ def draw_sheet(predictors: dict[str, Predictor], scenes: SyntheticScenes, path: 
         assert sample.mask is not None
         rows.append([sample.image, sample.mask, *(each.labels(sample.image) for each in predictors.values())])
     save_png(picture_sheet(rows, ["image", "truth", *predictors], scenes.classes), path)
+
+
+def _say(console: Console, text: str) -> None:
+    """Prints a line with paths in it as it is."""
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def _free_folder(folder: Path) -> Path:

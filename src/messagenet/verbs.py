@@ -123,7 +123,7 @@ def predict(
         progress: Called with (images done, images in all).
     """
     if report is not None:
-        check_shown(save)
+        check_shown(save, report)
     predictor = as_predictor(model, Views(flip, tuple(scales), tile, min(256, tile // 4)), refine=refine)
     if ray:
         from messagenet.prediction.ray_data import predict_dataset
@@ -134,7 +134,7 @@ def predict(
     else:
         files = [images] if isinstance(images, str | Path) else images
         predicted = predict_files(predictor, files, out, save, progress=progress)
-    if report is not None:
+    if report is not None and predicted.written:
         write_predictions_page(predicted, report)
     return predicted
 

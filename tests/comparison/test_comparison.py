@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 import statistics
 import sys
 from dataclasses import replace
@@ -228,3 +229,6 @@ def test_features_of_a_frozen_backbone_are_computed_once_for_all_rows(
         assert each.calibration_error == stored.expected_calibration_error
         assert each.small_accuracy == stored.sizes[0].accuracy
         assert each.parameters == parameter_count(SegmentationNet.from_pretrained(folder / "model").head)
+    shutil.rmtree(tmp_path / "features")
+    (tmp_path / "unary" / "seed-0" / "outcome.json").unlink()
+    assert compare(["unary"], frozen, [0], tmp_path, held_out=2, data=sets)[0].mean_iou == found[0].mean_iou

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -92,6 +93,67 @@ def test_models_whose_filters_were_in_the_backbone(tmp_path):
     torch.testing.assert_close(SegmentationNet.from_pretrained(tmp_path)(images), net(images))
 
 
+def test_an_empty_neck_in_the_file_is_none(tmp_path):
+    net = MessageNet("tiny", 3, [surrounding(0.4)], hidden=8)
+    net.save(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["settings"]["neck"] = {}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert SegmentationNet.from_pretrained(tmp_path).neck is None
+
+
+@pytest.mark.parametrize("wrong", [None, 3, []])
+def test_settings_that_are_none_are_refused(tmp_path, wrong):
+    MessageNet("tiny", 3, [surrounding(0.4)], hidden=8).save(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    for broken in (
+        {**config, "settings": wrong},
+        {**config, "settings": config["settings"] | {"backbone_options": 3}},
+    ):
+        (tmp_path / "config.json").write_text(json.dumps(broken))
+        with pytest.raises(InputError, match="does not describe a model"):
+            SegmentationNet.from_pretrained(tmp_path)
+
+
+class Filtered(torch.nn.Module):
+    """A backbone of a user's own, with a part that happens to be called filters."""
+
+    channels, stride = 4, 8
+
+    def __init__(self):
+        super().__init__()
+        self.filters = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 8, 8))
+
+    def forward(self, images):
+        return self.filters(images)
+
+
+def test_backbones_may_have_filters_of_their_own(tmp_path):
+    net = MessageNet(Filtered(), 3, [surrounding(0.4)], hidden=8).eval()
+    images = torch.rand(1, 3, 40, 52)
+    again = SegmentationNet.from_pretrained(net.save(tmp_path), backbone=Filtered())
+    torch.testing.assert_close(again(images), net(images))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_starts_from_the_model_in_the_box(kind):
+    config = replace(load_config("finetune").model, kind=kind)
+    before = torch.random.get_rng_state()
+    built, pretrained = build_network(config, numbered_classes(3))
+    assert torch.equal(torch.random.get_rng_state(), before)
+    if kind == "inference_machine":  # on hand-crafted features
+        return
+    expected = {name for name, _ in built.named_parameters() if name.startswith(("backbones.", "neck."))}
+    assert pretrained == expected
+    assert (built.neck is None) == (kind == "fcn8s")
+
+
+def test_a_mistyped_start_is_told_the_right_name():
+    config = ModelConfig(backbone="tiny", pretrained="voc-animal")
+    with pytest.raises(InputError, match='no known name; did you mean "voc-animals"'):
+        build_network(config, numbered_classes(3))
+
+
 @pytest.mark.parametrize("same", [True, False])
 def test_taken_over_with_the_backbone(tmp_path, same):
     net = with_neck(filters=2)
@@ -104,20 +166,6 @@ def test_taken_over_with_the_backbone(tmp_path, same):
     assert all(name in dict(built.named_parameters()) for name in pretrained)
     first = "filters.0.project.convolution.weight"
     assert torch.equal(built.neck.get_parameter(first), net.neck.get_parameter(first)) == same
-
-
-def test_the_model_in_the_box_is_a_start_for_others():
-    preset = load_config("fast").model
-    settings = SegmentationNet.from_pretrained().settings
-    config = ModelConfig(
-        backbone=settings["backbone"],
-        backbone_options=settings["backbone_options"],
-        neck=settings["neck"],
-        pretrained="voc-animals",
-        hidden=preset.hidden,
-    )
-    built, pretrained = build_network(config, numbered_classes(3))
-    assert pretrained == {name for name, _ in built.named_parameters() if not name.startswith("head.")}
 
 
 @pytest.mark.parametrize("kind", [name for name in KINDS if name not in ("fcn8s", "inference_machine")])

@@ -24,7 +24,7 @@ from messagenet.cli.options import (
 )
 from messagenet.cli.screen import complain, console, progress, say
 from messagenet.files import write_atomically
-from messagenet.shipped import DEFAULT
+from messagenet.shipped import model_folder
 
 LISTED = 20
 """Of so many images `predict` says what it has found in each."""
@@ -93,7 +93,7 @@ def predict(
             say(f"{image.name}: {found_in(predicted, image)}")
     if predicted.written:
         say(f"{len(predicted.files)} files of {len(predicted.written)} images written to {out}")
-    if report:
+    if report and predicted.written:
         say(f"report: {report}")
     if predicted.failed:
         total = len(predicted.written) + len(predicted.failed)
@@ -142,7 +142,7 @@ def evaluate(
             bar.update(tasks[name], completed=done)
 
         named = verbs.evaluate_models(
-            model or [DEFAULT],
+            model or [model_folder()],
             data,
             split=split,
             classes=classes,

@@ -78,7 +78,8 @@ def compare(
     .csv, .json and plots. Rows that are finished are not trained again, so an interrupted comparison goes on.
 
     An equal budget is the same number of steps with the same batches; systems that are fitted without steps (forward
-    and DAgger inference machines) look at as many images as those steps would show.
+    and DAgger inference machines) look at as many images as those steps would show. Without a preset, rows start from
+    `tiny` on generated scenes and from `fast` on photographs.
     """
     from messagenet.comparison import compare as compare_systems
     from messagenet.comparison.rows import DEFAULT_ROWS, find_rows, fitting_rows
@@ -94,6 +95,7 @@ def compare(
         preset=preset or (None if config else plan.preset),
         file=config,
         overrides=[*plan.settings, *(set_ or [])],
+        photographs="fast",  # the backbone of the model in the box was trained with messages
         classes=classes,
         void_values=void,
         keep=words(keep),

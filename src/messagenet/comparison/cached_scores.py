@@ -13,7 +13,7 @@ from messagenet.training.entries import collate_entries
 
 @torch.inference_mode()
 def cached_scores(net: SegmentationNet, cache: FeatureCache) -> Scores:
-    """What `messagenet.prediction.score` finds, up to the precision of the cache.
+    """What `messagenet.prediction.score` finds, up to the precision of the cache; large images are not tiled.
 
     Args:
         net: Whose head is scored.

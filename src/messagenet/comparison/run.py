@@ -44,6 +44,7 @@ from messagenet.training import (
 )
 from messagenet.training.build import open_sets
 from messagenet.training.cache import scoring_cache
+from messagenet.training.processes import start_processes
 from messagenet.training.tune import tune
 
 HELD_OUT = 20
@@ -217,4 +218,6 @@ def _scores(net: SegmentationNet, data: SegmentationData, config: TrainConfig) -
     if not config.run.cache_features:
         return score(Predictor(net), data)
     assert config.run.cache_folder is not None, "all rows share one"
-    return cached_scores(net, scoring_cache(net, data, Path(config.run.cache_folder), config))
+    cache = scoring_cache(net, data, Path(config.run.cache_folder), config)
+    cache.build(start_processes(config.run.precision))  # what is missing: the training has made the rest
+    return cached_scores(net, cache)

@@ -52,7 +52,7 @@ def received_messages(
 
     Args:
         head: The message-passing head.
-        features: What the head is called with.
+        features: What the head is called with; of a network, `net.told(net.features(images))`.
         node: (row, column) of the receiver.
         iteration: 1 … T, or 0 for the unary message alone; the last one by default.
         image: Its image in the batch.

@@ -53,17 +53,17 @@ class Scores:
         class_names: One name per class.
         confusion: Pixel counts, rows truth, columns prediction.
         bands: Mean IoU near boundaries, by width of the band.
-        sizes: Accuracy by the share of the image that a class covers.
         images: Each image in the order it was scored.
         reliability: Confidence histogram; None when only hard predictions were scored.
+        sizes: Accuracy by the share of the image that a class covers.
     """
 
     class_names: tuple[str, ...]
     confusion: tuple[tuple[int, ...], ...]
     bands: tuple[Band, ...] = ()
-    sizes: tuple[SizeGroup, ...] = ()
     images: tuple[ImageScore, ...] = ()
     reliability: Reliability | None = None
+    sizes: tuple[SizeGroup, ...] = ()
 
     def __post_init__(self) -> None:
         size = len(self.class_names)

@@ -39,7 +39,7 @@ class MessageNet(SegmentationNet):
         backbone_options: Options of a backbone given by name.
         separate_features: A backbone of its own for the unary and for every relation, as the paper has it,
             instead of one that all share.
-        neck: What stands between the backbone and the messages, such as {"width": 128, "filters": 2}: see `neck`.
+        neck: What stands between the backbone and the head, such as {"width": 128, "filters": 2}: see `neck`.
         hidden, iterations, tied, cavity, initial, aggregation, dependent, check_finite: See `MessagePassing`;
             `check_finite` is not saved with the model.
         void_values: Values of the masks it learns from, besides 255, that mean "not labelled": remembered for

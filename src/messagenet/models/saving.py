@@ -85,6 +85,8 @@ def load_model(
             f"{folder / CONFIG}: unknown model {config['model']!r}; {nearest(config['model'], kinds)}"
         )
     path = folder / CONFIG
+    if not isinstance(config["settings"], dict):
+        raise InputError(f"{path} does not describe a model; save the model again")
     settings = kinds[config["model"]].upgraded(config["settings"])
     name = settings.pop("backbone", None)
     if name is None and backbone is None:

@@ -144,7 +144,8 @@ class SegmentationNet(nn.Module):
     def features(self, images: Tensor) -> Features:
         """C1: the feature map (B, r, h, w) of images (B, 3, H, W) in 0..1, or one for each factor type.
 
-        Images are extended below and on the right to a whole number of cells, with the mean colour.
+        Images are extended below and on the right to a whole number of cells, with the mean colour. `told` is what
+        the head makes of them.
         """
         normalised = self.normalised(images)
         if self.feature_stride == int(self.feature_stride):
@@ -263,15 +264,23 @@ class SegmentationNet(nn.Module):
     @classmethod
     def upgraded(cls, settings: Mapping[str, Any]) -> dict[str, Any]:
         """The settings of a saved model as this version has them; filters used to be an option of the backbone."""
-        options = dict(settings.get("backbone_options", {}))
-        filters = options.pop("filters", 0)
-        moved = {"neck": {"filters": filters}} if filters and "neck" in cls.options else {}
-        return {**moved, **settings, "backbone_options": options}
+        found = {key: value for key, value in settings.items() if key != "neck" or value}
+        options = found.get("backbone_options")
+        if isinstance(options, Mapping) and "filters" in options and "neck" in cls.options:
+            found["backbone_options"] = {key: value for key, value in options.items() if key != "filters"}
+            if options["filters"]:
+                found.setdefault("neck", {"filters": options["filters"]})
+        return found
 
-    @classmethod
-    def upgraded_state(cls, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def upgraded_state(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The parameters of a saved model under the names of this version."""
-        return {name.replace(OLD_FILTERS, NEW_FILTERS): values for name, values in state.items()}
+        own = self.state_dict()
+
+        def renamed(name: str) -> str:
+            old = name not in own and name.startswith(OLD_FILTERS)
+            return NEW_FILTERS + name.removeprefix(OLD_FILTERS) if old else name
+
+        return {renamed(name): values for name, values in state.items()}
 
     def trust_features(self) -> None:
         """Leaves out the search for NaN, which waits for the device, in every part that does it."""

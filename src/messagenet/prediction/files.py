@@ -56,9 +56,12 @@ class Predicted:
         """All files written."""
         return [file for files in self.written.values() for file in files]
 
-    def by_kind(self, image: Path) -> dict[str, Path]:
+    def by_kind(self, image: str | Path) -> dict[str, Path]:
         """The files of an image by what they are."""
-        return dict(zip((kind for kind in KINDS if kind in self.kinds), self.written[image], strict=True))
+        path = Path(image)
+        if path not in self.written:
+            raise InputError(self.failed.get(path, f"{image} was not predicted; give one of `written`"))
+        return dict(zip((kind for kind in KINDS if kind in self.kinds), self.written[path], strict=True))
 
     def add(self, outcome: Outcome) -> None:
         """Takes note of one image."""

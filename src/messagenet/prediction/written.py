@@ -11,21 +11,26 @@ from PIL import Image
 from messagenet.data import read_image, read_mask
 from messagenet.errors import InputError
 from messagenet.prediction.files import Predicted
-from messagenet.report import Segmented, shares, write_gallery
+from messagenet.prediction.outputs import check_kinds
+from messagenet.report import Segmented, found_text, write_gallery
 
 MOST_SHOWN = 200
 
 
-def check_shown(kinds: Sequence[str]) -> None:
-    """Refuses outputs that a page cannot be made from."""
+def check_shown(kinds: Sequence[str], path: str | Path) -> None:
+    """Refuses outputs that a page cannot be made from, and a place where it cannot be."""
+    check_kinds(kinds)
+    if Path(path).is_dir():
+        raise InputError(
+            f"the report cannot be {path}, which is a folder; give a file such as {path}/report.html"
+        )
     if "mask" not in kinds:
         raise InputError(f"a report shows the masks; save them too: {','.join(['mask', *kinds])}")
 
 
 def found_in(predicted: Predicted, image: Path) -> str:
     """What was found in an image whose mask was written: "cat 61%, background 39%"."""
-    found = shares(read_mask(predicted.by_kind(image)["mask"]), predicted.classes)
-    return ", ".join(f"{name} {share:.0%}" for name, share in found.items())
+    return found_text(read_mask(predicted.by_kind(image)["mask"]), predicted.classes)
 
 
 def write_predictions_page(predicted: Predicted, path: str | Path) -> Path:

@@ -1,7 +1,7 @@
-"""Results to look at: pictures of labels, plots of scores, and one self-contained HTML file."""
+"""Results to look at: pictures of labels, plots of scores, and self-contained HTML pages."""
 
 from messagenet.report.contact import contact_sheet
-from messagenet.report.gallery import Segmented, shares, write_gallery
+from messagenet.report.gallery import Segmented, found_text, write_gallery
 from messagenet.report.pictures import (
     colourise,
     entropy,
@@ -25,6 +25,7 @@ __all__ = [
     "contact_sheet",
     "entropy",
     "entropy_picture",
+    "found_text",
     "overlay",
     "palette_image",
     "picture_sheet",
@@ -32,7 +33,6 @@ __all__ = [
     "reliability_plot",
     "save_palette_png",
     "save_png",
-    "shares",
     "trimap_plot",
     "write_gallery",
     "write_report",

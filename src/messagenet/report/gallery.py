@@ -15,6 +15,8 @@ from messagenet.evaluation.arrays import Array, as_labels
 from messagenet.report.page import legend, section, tiles, write_page
 from messagenet.report.pictures import as_picture, overlay
 
+LEAST_SHARE = 0.005
+
 
 @dataclass(frozen=True, eq=False)
 class Segmented:
@@ -54,26 +56,25 @@ def write_gallery(
     )
 
 
-def shares(labels: Array, classes: Classes) -> dict[str, float]:
-    """The part of the image that each class covers, largest first, classes without a pixel left out.
+def found_text(labels: Array, classes: Classes) -> str:
+    """The classes that cover at least half a per cent of the image, largest first.
 
-    >>> shares(np.array([[0, 1, 1, 1]]), Classes(("background", "cat")))
-    {'cat': 0.75, 'background': 0.25}
+    >>> found_text(np.array([[0, 1, 1, 1]]), Classes(("background", "cat")))
+    'cat 75%, background 25%'
     """
     values = as_labels(labels, "labels")
-    counts = np.bincount(values.ravel(), minlength=256)[: classes.num_classes] / max(values.size, 1)
-    order = sorted(np.flatnonzero(counts), key=lambda label: -counts[label])
-    return {classes.names[label]: float(counts[label]) for label in order}
+    shares = np.bincount(values.ravel(), minlength=256)[: classes.num_classes] / max(values.size, 1)
+    order = sorted(np.flatnonzero(shares >= LEAST_SHARE), key=lambda label: -shares[label])
+    return ", ".join(f"{classes.names[label]} {shares[label]:.0%}" for label in order)
 
 
 def _figure(each: Segmented, classes: Classes) -> str:
-    found = ", ".join(f"{escape(name)} {share:.1%}" for name, share in shares(each.labels, classes).items())
     pictures = [
         ("image", as_picture(each.image)),
         ("labels", overlay(each.image, each.labels, classes)),
         *([] if each.entropy is None else [("entropy", each.entropy)]),
     ]
     return (
-        f'<figure class="example"><figcaption>{escape(each.name)}: {found}</figcaption>'
+        f'<figure class="example"><figcaption>{escape(f"{each.name}: {found_text(each.labels, classes)}")}</figcaption>'
         f"{tiles(pictures, each.name)}</figure>"
     )

@@ -28,7 +28,8 @@ def serve(
     """Serves the message explorer until it is interrupted.
 
     Args:
-        models: Folders of saved models; the first one is shown first. None for the model that is shipped.
+        models: Folders of saved models and names of those in the box; the first one is shown first. Unless told, the
+            model in the box, and those that `messagenet demo` has trained in this folder.
         host: The address to listen on; only this machine can reach the default.
         port: The port to listen on; 0 for any that is free.
         samples: A folder of images to offer; photographs and synthetic scenes unless told.

@@ -2,8 +2,8 @@
 
     NAME/    config.json, model.safetensors, and README.md, the model card
 
-Wherever a model is asked for, a name means one of these and a path a folder of one's own; nothing at all means the
-first of them.
+Wherever a model is asked for, a name means one of these and a path a folder of one's own; nothing at all means
+`DEFAULT`.
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ def shipped_models() -> list[str]:
 
 
 def model_folder(model: str | Path | None = None) -> Path:
-    """Where a model is: a folder as it is given, unless it has the name of a model in the box and does not exist.
+    """Where a model is: a folder as it is given, unless it has the name of a model in the box and holds none itself.
 
     >>> model_folder("runs/mine/best").parts
     ('runs', 'mine', 'best')
     >>> model_folder().name
     'voc-animals'
     """
-    given = Path(DEFAULT if model is None else model)
-    if model is not None and given.exists():
-        return given
-    return SHIPPED / given if str(given) in shipped_models() else given
+    if model is None:
+        return SHIPPED / DEFAULT
+    given = Path(model)
+    own = any((folder / "config.json").is_file() for folder in (given, given / "best"))
+    return SHIPPED / given if str(given) in shipped_models() and not own else given

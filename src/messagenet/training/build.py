@@ -12,14 +12,17 @@ import torch
 from torch import Tensor, nn
 
 from messagenet.data import Augment, Classes, Sample, SegmentationData, Subset, generator, open_data
-from messagenet.errors import InputError
+from messagenet.errors import InputError, nearest
 from messagenet.models import KINDS, InferenceMachineNet, SegmentationNet
 from messagenet.models.backbones import build_backbone, load_pretrained
 from messagenet.models.saving import read_config
-from messagenet.shipped import model_folder
+from messagenet.shipped import model_folder, shipped_models
 from messagenet.training.config import DataConfig
 from messagenet.training.model_config import ModelConfig
 from messagenet.training.relations import parse_relation, relation_text
+
+WORDS = ("package", "torch.hub")
+"""Published weights that `model.pretrained` may name."""
 
 
 class DataSets(NamedTuple):
@@ -109,7 +112,7 @@ def build_network(
             **{name: getattr(config, name) for name in network.options},
             **fixed,
         )
-    return Network(net, frozenset() if config.pretrained is None else _load_backbones(net, config))
+        return Network(net, frozenset() if config.pretrained is None else _load_backbones(net, config))
 
 
 def _backbone(config: ModelConfig) -> tuple[str, Mapping[str, Any]]:
@@ -129,6 +132,12 @@ def _load_backbones(net: SegmentationNet, config: ModelConfig) -> frozenset[str]
     folder = model_folder(config.pretrained)
     if folder.is_dir():
         return _taken_over(net, folder, config.backbone)
+    if config.pretrained not in WORDS and not folder.is_file():
+        known = [*WORDS, *shipped_models()]
+        raise InputError(
+            f"model.pretrained is {config.pretrained}, which is no file, no folder and no known name; "
+            f"{nearest(str(config.pretrained), known)}"
+        )
     filled: set[str] = set()
     for key, backbone in net.backbones.items():
         random = set(load_pretrained(backbone, config.backbone, str(config.pretrained)))
@@ -155,9 +164,10 @@ def _taken_over(net: SegmentationNet, folder: Path, name: str) -> frozenset[str]
 
 
 def _fill(module: nn.Module, state: Mapping[str, Tensor], source: Path) -> None:
+    """Copies what a module has; the source may have more, as a backbone has whose levels are fused."""
     own = {name: values.shape for name, values in module.state_dict().items()}
-    if {name: values.shape for name, values in state.items()} != own:
+    if any(name not in state or state[name].shape != shape for name, shape in own.items()):
         raise InputError(
             f"the backbone of {source} has other options; give it the same model.backbone_options"
         )
-    module.load_state_dict(dict(state))
+    module.load_state_dict({name: state[name] for name in own})

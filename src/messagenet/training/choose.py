@@ -22,6 +22,7 @@ def choose_config(
     file: str | Path | None = None,
     overrides: Iterable[str] = (),
     run_folder: str | Path | None = None,
+    photographs: str = "finetune",
     **shortcuts: Any,
 ) -> TrainConfig:
     """The configuration of a run.
@@ -38,6 +39,7 @@ def choose_config(
         file: A configuration file, instead of a preset.
         overrides: Settings such as "run.epochs=3".
         run_folder: A run to resume, whose own configuration is the start.
+        photographs: The preset for these.
         **shortcuts: Settings by their own name (kind, classes, void_values, keep, rest, epochs); None is not set.
     """
     if preset and file:
@@ -47,7 +49,7 @@ def choose_config(
         raise InputError(f"there is no run to resume in {run_folder}; leave --resume out to start one")
     if data is None and not (saved or file or preset):
         raise InputError("say what to train on: --data folder:DIR, or --data synthetic to try it out")
-    start = saved or file or preset or ("tiny" if data and is_generated(data) else "finetune")
+    start = saved or file or preset or ("tiny" if data and is_generated(data) else photographs)
     config = merged(load_config(start), _sections(data, shortcuts))
     return apply_overrides(config, overrides)
 

