@@ -48,7 +48,7 @@ def merged(base: T, values: Mapping[str, Any], path: str = "") -> T:
         try:
             changes[key] = _converted(value, hints[key])
         except Mismatch:
-            raise InputError(f"{full} is {value!r}; give {_wanted(hints[key])}") from None
+            raise InputError(f"{full} is {value!r}; {_advice(value, hints[key])}") from None
     for key, other in getattr(base, "replaces", {}).items():
         if key in changes:
             changes.setdefault(other, None)
@@ -91,6 +91,19 @@ def _suggestion(base: Any, key: str, path: str) -> str:
         if not elsewhere
         else f'did you mean "{elsewhere[0]}"?'
     )
+
+
+def _advice(value: Any, hint: Any) -> str:
+    """The word that was probably meant, or what is wanted.
+
+    >>> _advice("adam", Literal["sgd", "adamw"])
+    'did you mean "adamw"?'
+    """
+    choices = [
+        word for each in (hint, *get_args(hint)) if get_origin(each) is Literal for word in get_args(each)
+    ]
+    meant = nearest(value, choices) if isinstance(value, str) and choices else ""
+    return meant if meant.startswith("did you mean") else f"give {_wanted(hint)}"
 
 
 def _converted(value: Any, hint: Any) -> Any:
