@@ -139,7 +139,7 @@ def test_epochs_replace_the_steps_of_a_preset() -> None:
         ("run.ema=1.5", "run: ema is 1.5; give a decay from 0"),
         ("run.freeze_backbone=1", "run.freeze_backbone is 1; give true or false"),
         ("optimiser.lr=[1]", "optimiser.lr is [1]; give a number"),
-        ("optimiser.name=adam", 'optimiser.name is \'adam\'; give "sgd" or "adamw"'),
+        ("optimiser.name=adam", "optimiser.name is 'adam'; did you mean \"adamw\"?"),
         ("augment.scales=[1, x]", "augment.scales is [1, 'x']; give a list, each a number"),
         ("augment.crop=[1, 2, 3]", "augment.crop is [1, 2, 3]; give a list of 2"),
         ("model.relations=[abve:0.4]", 'has the shape "abve": did you mean "above"?'),
