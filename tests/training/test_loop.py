@@ -188,6 +188,21 @@ def test_resuming_with_other_settings_is_refused(run: Run) -> None:
     run("run.batch_size=2", "run.accumulate=2", "run.workers=1", resume=True)
 
 
+def test_a_finished_run_can_be_made_longer_but_not_shorter(run: Run) -> None:
+    first = run("run.steps=5")
+    before = weights(first)
+    longer = run("run.steps=8", resume=True)
+    assert longer.steps == 8
+    assert len(losses(longer)) == 8
+    assert not same(before, weights(longer))
+    assert load_config(longer.folder / "config.yaml").run.steps == 8
+    rates = [record["lr"] for record in read_log(longer.folder / "log.jsonl") if "lr" in record]
+    assert rates[5] > rates[4]  # that of a run of eight steps, of which five are done
+    assert rates[7] < rates[6] < rates[5]
+    with pytest.raises(InputError, match=r"run\.steps is 7, but 8 in .*; give at least as many"):
+        run("run.steps=7", resume=True)
+
+
 class Renamed(SegmentationData):
     """Scenes under other class names."""
 

@@ -55,6 +55,8 @@ FREE = (
 )
 """Settings that do not change where a run ends, as long as a step sees the same number of images."""
 
+LENGTHS = ("run.steps", "run.epochs")
+"""Settings that may grow, to train for longer than was planned: the rate is then that of a run of the new length."""
 
 BEFORE_THE_FIRST_CHECKPOINT = {"config.yaml", "log.jsonl", "tensorboard"}
 
@@ -101,8 +103,18 @@ def find_checkpoint(layout: Layout, config: TrainConfig, plan: Plan, classes: Cl
 def _check_same(path: Path, before: TrainConfig, now: TrainConfig) -> None:
     old, new = flat(before), flat(now)
     for name in old:
-        if old[name] != new[name] and name not in FREE:
-            raise InputError(
-                f"{name} is {new[name]}, but {old[name]} in {path}; resume with the same settings, or start in "
-                "another folder"
-            )
+        if old[name] == new[name] or name in FREE or _longer(name, old[name], new[name]):
+            continue
+        fix = (
+            "give at least as many"
+            if name in LENGTHS and old[name] and new[name]
+            else "resume with the same settings"
+        )
+        raise InputError(
+            f"{name} is {new[name]}, but {old[name]} in {path}; {fix}, or start in another folder"
+        )
+
+
+def _longer(name: str, before: int | None, now: int | None) -> bool:
+    """Whether a setting only makes the run longer."""
+    return name in LENGTHS and before is not None and now is not None and now > before
