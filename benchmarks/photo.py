@@ -24,8 +24,8 @@ from PIL import Image
 
 from common import finish, machine, seconds
 from messagenet import Predictor
+from messagenet.data.classes import numbered_classes
 from messagenet.models import SegmentationNet
-from messagenet.models.segmentation_net import numbered_classes
 from messagenet.training import load_config
 from messagenet.training.build import build_network
 from peer_environments import Absent, Peer

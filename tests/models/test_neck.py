@@ -9,11 +9,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from messagenet.data.classes import numbered_classes
 from messagenet.errors import InputError
 from messagenet.graph import surrounding
 from messagenet.models import KINDS, MessageNet, SegmentationNet
 from messagenet.models.neck import Neck
-from messagenet.models.segmentation_net import numbered_classes
 from messagenet.prediction.ready import Ready
 from messagenet.training import load_config
 from messagenet.training.build import build_network

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from messagenet.data import Augment
+from messagenet.data.classes import numbered_classes
 from messagenet.errors import InputError
 from messagenet.models import SegmentationNet
-from messagenet.models.segmentation_net import numbered_classes
 from messagenet.training import TrainConfig, apply_overrides, load_config, save_config
 from messagenet.training.build import build_network
 from messagenet.training.config import DataConfig, OptimiserConfig, RunConfig

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
+from messagenet.data.classes import numbered_classes
 from messagenet.errors import InputError
 from messagenet.models import KINDS, SegmentationNet
-from messagenet.models.segmentation_net import numbered_classes
 from messagenet.prediction import Predictor, Views, score
 from messagenet.training import DataSets, TrainResult, load_config
 from messagenet.training.build import build_network

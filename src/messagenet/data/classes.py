@@ -216,3 +216,25 @@ def _parse_colour(value: object) -> Colour:
     if isinstance(value, list) and len(value) == 3 and all(isinstance(v, int) for v in value):
         return value[0], value[1], value[2]
     raise InputError(f"{value!r} is not a colour; write #rrggbb or three numbers from 0 to 255")
+
+
+def as_classes(classes: Classes | Sequence[str] | int) -> Classes:
+    """A class list from itself, from names, or from a number.
+
+    >>> as_classes(["ground", "sky"]).num_classes
+    2
+    """
+    if isinstance(classes, int):
+        return numbered_classes(classes)
+    return classes if isinstance(classes, Classes) else Classes(tuple(classes))
+
+
+def numbered_classes(count: int) -> Classes:
+    """Classes without names.
+
+    >>> numbered_classes(3).names
+    ('class 0', 'class 1', 'class 2')
+    """
+    if count < 2:
+        raise InputError(f"num_classes is {count}; a labelling needs at least 2 classes")
+    return Classes(tuple(f"class {i}" for i in range(count)))

@@ -143,9 +143,8 @@ class _DenseNet(SegmentationNet):
     @classmethod
     def upgraded(cls, settings: Mapping[str, Any]) -> dict[str, Any]:
         """The settings with the kernels in one place; models used to have them among the others."""
-        settings = super().upgraded(settings)
         if "kernels" in settings:
-            return settings
+            return dict(settings)
         kernels = {name: value for name, value in settings.items() if name in DEEPLAB}
         return {name: value for name, value in settings.items() if name not in DEEPLAB} | {"kernels": kernels}
 

@@ -21,6 +21,7 @@ from messagenet.data.dataset import checked_void_values
 from messagenet.errors import InputError, nearest
 from messagenet.files import write_atomically
 from messagenet.graph import Relation
+from messagenet.models.upgrades import upgraded_settings, upgraded_state
 from messagenet.shipped import model_folder, shipped_models
 
 if TYPE_CHECKING:
@@ -87,7 +88,8 @@ def load_model(
     path = folder / CONFIG
     if not isinstance(config["settings"], dict):
         raise InputError(f"{path} does not describe a model; save the model again")
-    settings = kinds[config["model"]].upgraded(config["settings"])
+    kind = kinds[config["model"]]
+    settings = kind.upgraded(upgraded_settings(config["settings"], kind.options))
     name = settings.pop("backbone", None)
     if name is None and backbone is None:
         raise InputError(
@@ -148,7 +150,7 @@ def _load_weights(net: SegmentationNet, path: Path) -> None:
             f"there is no {path.name} beside the configuration in {path.parent}; copy both files"
         )
     try:
-        state = net.upgraded_state(load_tensors(path.read_bytes()))
+        state = upgraded_state(load_tensors(path.read_bytes()), net.state_dict())
     except SafetensorError as error:
         raise InputError(f"{path} is damaged ({error}); copy it again") from error
     own = net.state_dict()

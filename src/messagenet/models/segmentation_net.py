@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from messagenet.data.classes import VOID, Classes
+from messagenet.data.classes import VOID, Classes, as_classes
 from messagenet.errors import InputError, nearest
 from messagenet.graph import Relation
 from messagenet.learning.labels import CellLabel, node_labels
@@ -26,8 +26,6 @@ from messagenet.learning.totals import Loss
 from messagenet.models import saving
 from messagenet.models.backbones import IMAGENET_MEAN, IMAGENET_STD, build_backbone, check_backbone
 from messagenet.models.neck import build_neck
-
-OLD_FILTERS, NEW_FILTERS = "backbones.shared.filters.", "neck.filters."
 
 Features = Tensor | dict[str, Tensor]
 
@@ -263,24 +261,8 @@ class SegmentationNet(nn.Module):
 
     @classmethod
     def upgraded(cls, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """The settings of a saved model as this version has them; filters used to be an option of the backbone."""
-        found = {key: value for key, value in settings.items() if key != "neck" or value}
-        options = found.get("backbone_options")
-        if isinstance(options, Mapping) and "filters" in options and "neck" in cls.options:
-            found["backbone_options"] = {key: value for key, value in options.items() if key != "filters"}
-            if options["filters"]:
-                found.setdefault("neck", {"filters": options["filters"]})
-        return found
-
-    def upgraded_state(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The parameters of a saved model under the names of this version."""
-        own = self.state_dict()
-
-        def renamed(name: str) -> str:
-            old = name not in own and name.startswith(OLD_FILTERS)
-            return NEW_FILTERS + name.removeprefix(OLD_FILTERS) if old else name
-
-        return {renamed(name): values for name, values in state.items()}
+        """The settings of a saved model of this kind as this version has them; see also `upgrades`."""
+        return dict(settings)
 
     def trust_features(self) -> None:
         """Leaves out the search for NaN, which waits for the device, in every part that does it."""
@@ -353,25 +335,3 @@ def map_size(features: Features) -> tuple[int, int]:
 def _images(inputs: Features) -> Tensor:
     assert isinstance(inputs, Tensor), "images are one tensor"
     return inputs
-
-
-def as_classes(classes: Classes | Sequence[str] | int) -> Classes:
-    """A class list from itself, from names, or from a number.
-
-    >>> as_classes(["ground", "sky"]).num_classes
-    2
-    """
-    if isinstance(classes, int):
-        return numbered_classes(classes)
-    return classes if isinstance(classes, Classes) else Classes(tuple(classes))
-
-
-def numbered_classes(count: int) -> Classes:
-    """Classes without names.
-
-    >>> numbered_classes(3).names
-    ('class 0', 'class 1', 'class 2')
-    """
-    if count < 2:
-        raise InputError(f"num_classes is {count}; a labelling needs at least 2 classes")
-    return Classes(tuple(f"class {i}" for i in range(count)))

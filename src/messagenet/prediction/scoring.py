@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from messagenet.data import SegmentationData
+from messagenet.data.classes import numbered_classes
 from messagenet.errors import InputError
 from messagenet.evaluation import Evaluator, Scores
-from messagenet.models.segmentation_net import SegmentationNet, numbered_classes
+from messagenet.models.segmentation_net import SegmentationNet
 from messagenet.prediction.predictor import Predictor
 
 
