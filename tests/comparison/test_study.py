@@ -22,11 +22,13 @@ def test_a_study_says_everything(tmp_path: Path) -> None:
     read = study(
         tmp_path,
         "preset: tiny\nsettings: [run.steps=3]\nseeds: [4]\nheld_out: 2\n"
-        'rows:\n  unary alone: [model.kind=unary]\n  "messages, T = 2": [model.iterations=2]\n',
+        'rows:\n  unary alone: [model.kind=unary]\n  "messages, T = 2": [model.iterations=2]\n'
+        'contrasts: [[unary alone, "messages, T = 2"]]\n',
     )
     assert (read.preset, read.settings, read.seeds, read.held_out) == ("tiny", ("run.steps=3",), (4,), 2)
     assert [row.name for row in read.rows] == ["unary-alone", "messages-t-2"]
     assert read.rows[1].label == "messages, T = 2"
+    assert read.contrasts == (("unary alone", "messages, T = 2"),)
 
 
 @pytest.mark.parametrize(
@@ -39,6 +41,8 @@ def test_a_study_says_everything(tmp_path: Path) -> None:
         ("rows: {unary: model.kind=unary}", "give a list such as"),
         ("rows: {unary: []}\nseeds: zero", "whole numbers"),
         ("rows: {unary: []}\nheld_out: some", "whole number"),
+        ("rows: {unary: []}\ncontrasts: [unary]", "pairs of rows"),
+        ("rows: {unary: []}\ncontrasts: [[unary, unaries]]", 'did you mean "unary"'),
     ],
 )
 def test_bad_studies_are_refused(tmp_path: Path, text: str, words: str) -> None:

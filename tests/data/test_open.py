@@ -54,6 +54,16 @@ def test_train_aug_from_a_list(devkit: Path) -> None:
     assert len(open_data(f"voc:{devkit}", "train_aug")) == 2
 
 
+def test_splits_joined(devkit: Path) -> None:
+    train, val = open_data(devkit, "train"), open_data(devkit, "val")
+    both = open_data(devkit, "train+val+train")
+    assert both.name == f"{train.name} + {val.name} + {train.name}"
+    names = [data.sample_name(index) for data in (train, val, train) for index in range(len(data))]
+    assert [both.sample_name(index) for index in range(len(both))] == names
+    with pytest.raises(InputError, match='no split "vall"'):
+        open_data(devkit, "train+vall")
+
+
 def test_settings_reach_the_data(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "list.txt").write_text("one\ntwo\n")
     data = open_data(f"folder:{folder}", classes=tmp_path / "list.txt", void_values=[2])

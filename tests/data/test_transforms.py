@@ -186,6 +186,8 @@ class TestAugment:
             ({"crop": 0}, "a height and a width"),
             ({"brightness": 1.0}, "brightness is 1.0"),
             ({"longest_side": 0}, "number of pixels"),
+            ({"paste": 1.5, "crop": 8}, "from 0 to 1"),
+            ({"paste": 0.5}, "set crop"),
         ],
     )
     def test_refusals(self, options: dict[str, object], expected: str) -> None:

@@ -116,6 +116,7 @@ def compare(
         plan.seeds if seeds is None else [int(seed) for seed in numbers(seeds, "--seeds", "0,1,2")],
         out,
         held_out=plan.held_out if held_out is None else held_out,
+        contrasts=plan.contrasts,
         watcher=Watch(console),
     )
     console.print(drawn_table(outcomes))

@@ -1,6 +1,7 @@
 """Trains and scores systems side by side: the same data, backbone, budget and seeds for all of them.
 
     out/comparison.md, .json, .csv      the table
+    out/contrasts.md                    differences between chosen rows, if any were chosen
     out/iou.png, cost.png               the plots
     out/ROW/seed-S/run/                 a training run (see `messagenet.training`)
     out/ROW/seed-S/model/               the model that was scored, after tuning
@@ -22,6 +23,7 @@ from typing import Protocol
 import torch
 
 from messagenet.comparison.cached_scores import cached_scores
+from messagenet.comparison.contrast import write_contrasts
 from messagenet.comparison.cost import Cost, measured
 from messagenet.comparison.outcome import Outcome, near_boundaries
 from messagenet.comparison.plots import write_plots
@@ -81,6 +83,7 @@ def compare(
     out: str | Path,
     *,
     held_out: int = HELD_OUT,
+    contrasts: Sequence[tuple[str, str]] = (),
     data: DataSets | None = None,
     watcher: Watcher | None = None,
 ) -> list[Outcome]:
@@ -94,6 +97,7 @@ def compare(
         seeds: Of the weights and the order of images; the data stay the same.
         out: Folder for everything.
         held_out: Training images to tune on.
+        contrasts: Pairs of labels of rows whose differences to list.
         data: Data sets of one's own, instead of those that `config.data` names.
         watcher: What to tell.
     """
@@ -115,13 +119,16 @@ def compare(
             outcome = Outcome.load(folder / "outcome.json")
         else:
             progress = watcher.row(number, len(jobs), row, seed)
-            earlier = next((known.cost for known in outcomes if known.row == row.name), None)
+            known = [*outcomes, *_others(out, jobs)]
+            earlier = next((each.cost for each in known if each.row == row.name), None)
             outcome = _outcome(row, seed, configs[row.name, seed], folder, parts, progress, earlier)
             outcome.save(folder / "outcome.json")
         outcomes.append(outcome)
         watcher.done(number, len(jobs), outcome)
         write_tables([*outcomes, *_others(out, jobs)], out)
-    write_plots([*outcomes, *_others(out, jobs)], out)
+    everything = [*outcomes, *_others(out, jobs)]
+    write_contrasts(contrasts, everything, out)
+    write_plots(everything, out)
     return outcomes
 
 
@@ -182,7 +189,8 @@ def _outcome(
 ) -> Outcome:
     """Trains, tunes, scores and measures one row with one seed."""
     sets, held_out = parts
-    result = train(config, folder / "run", resume=True, progress=progress, data=sets)
+    unscored = DataSets(sets.train, None)  # scored once, below
+    result = train(config, folder / "run", resume=True, progress=progress, data=unscored)
     if result.interrupted:
         raise KeyboardInterrupt
     device = "cuda" if torch.cuda.is_available() else "cpu"

@@ -7,6 +7,7 @@
     rows:
       unary: [model.kind=unary]                 a row's own settings
       messages, T = 2: [model.iterations=2]
+    contrasts: [[unary, "messages, T = 2"]]     pairs whose differences are listed
 
 The file says everything but where the data are, so that anyone can regenerate a published table.
 """
@@ -14,6 +15,7 @@ The file says everything but where the data are, so that anyone can regenerate a
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +25,7 @@ import yaml
 from messagenet.comparison.rows import Row
 from messagenet.errors import InputError, nearest
 
-KEYS = ("preset", "settings", "seeds", "held_out", "rows")
+KEYS = ("preset", "settings", "seeds", "held_out", "rows", "contrasts")
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,7 @@ class Study:
         settings: What they all change.
         seeds: Of the trainings.
         held_out: Training images to tune on.
+        contrasts: Pairs of labels of rows whose differences are listed.
     """
 
     rows: tuple[Row, ...] = ()
@@ -43,6 +46,7 @@ class Study:
     settings: tuple[str, ...] = ()
     seeds: tuple[int, ...] = (0, 1, 2)
     held_out: int = 20
+    contrasts: tuple[tuple[str, str], ...] = ()
 
 
 def read_study(path: str | Path) -> Study:
@@ -73,7 +77,8 @@ def read_study(path: str | Path) -> Study:
     if type(held_out) is not int:
         raise InputError(f"{path}: held_out is {held_out!r}; give a whole number")
     settings = _texts(path, "settings", content.get("settings", []))
-    return Study(tuple(rows), content.get("preset"), settings, tuple(seeds), held_out)
+    contrasts = _pairs(path, content.get("contrasts", []), [row.label for row in rows])
+    return Study(tuple(rows), content.get("preset"), settings, tuple(seeds), held_out, contrasts)
 
 
 def folder_name(label: str) -> str:
@@ -89,3 +94,12 @@ def _texts(path: Path, key: str, value: Any) -> tuple[str, ...]:
     if not isinstance(value, list) or not all(isinstance(entry, str) for entry in value):
         raise InputError(f"{path}: {key} is {value!r}; give a list such as [model.kind=unary]")
     return tuple(value)
+
+
+def _pairs(path: Path, value: Any, labels: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    if not isinstance(value, list) or not all(isinstance(pair, list) and len(pair) == 2 for pair in value):
+        raise InputError(f"{path}: contrasts is {value!r}; give pairs of rows, such as [[unary, messages]]")
+    for label in (label for pair in value for label in pair):
+        if label not in labels:
+            raise InputError(f"{path}: contrasts name a row {label!r}; {nearest(str(label), labels)}")
+    return tuple((base, other) for base, other in value)

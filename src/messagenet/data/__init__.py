@@ -12,6 +12,7 @@ from messagenet.data.folder import FolderData
 from messagenet.data.images import decode_image, decode_mask, find_images, read_image, read_mask
 from messagenet.data.loader import BatchSampler, EpochData, epoch_order
 from messagenet.data.open import is_generated, open_data
+from messagenet.data.paste import augmented
 from messagenet.data.sbd import SbdData, train_aug
 from messagenet.data.synthetic import SCENE_CLASSES, SyntheticScenes
 from messagenet.data.transforms import MEAN_COLOUR, Augment, generator
@@ -42,6 +43,7 @@ __all__ = [
     "SyntheticScenes",
     "VocData",
     "as_labels",
+    "augmented",
     "balanced_indices",
     "check_data",
     "collate",

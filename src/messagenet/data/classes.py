@@ -27,6 +27,9 @@ from typing import Any
 from messagenet.errors import InputError, nearest
 
 VOID = 255
+BACKGROUND = "background"
+"""The class of this name, if there is one, is what is left between objects."""
+
 VOID_COLOUR = (224, 224, 192)
 MAX_CLASSES = 255
 

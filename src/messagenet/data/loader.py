@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch.utils.data import Dataset, Sampler
 
 from messagenet.data.dataset import Sample, SegmentationData
+from messagenet.data.paste import augmented
 from messagenet.data.seeds import random_stream
 from messagenet.data.transforms import Augment, generator
 from messagenet.errors import InputError
@@ -48,8 +49,9 @@ class EpochData(Dataset[Sample]):
         return len(self.data)
 
     def __getitem__(self, index: int) -> Sample:
-        sample = self.data[index]
-        return self.augment(sample, generator(self.seed, self.epoch, index)) if self.augment else sample
+        if self.augment is None:
+            return self.data[index]
+        return augmented(self.data, index, self.augment, generator(self.seed, self.epoch, index))
 
 
 def epoch_order(count: int, seed: int, epoch: int) -> NDArray[np.int64]:

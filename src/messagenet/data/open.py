@@ -23,7 +23,7 @@ from messagenet.data.folder import FolderData
 from messagenet.data.noisy_scenes import NoisyScenes
 from messagenet.data.sbd import SbdData, find_sbd, train_aug
 from messagenet.data.synthetic import SyntheticScenes
-from messagenet.data.views import Restricted
+from messagenet.data.views import Joined, Restricted
 from messagenet.data.voc import LISTS, VocData, find_devkit
 from messagenet.errors import InputError, nearest
 
@@ -58,7 +58,8 @@ def open_data(
 
     Args:
         spec: One of the forms above.
-        split: Which part of it; None is all of a folder, and `train` of anything else.
+        split: Which part of it; None is all of a folder, and `train` of anything else. `a+b` is both, one after the
+            other; what is in both comes twice.
         classes: A class list or its file, where the data set does not bring its own.
         void_values: Mask values that mean "not labelled", besides 255.
         keep: Names or ids of the only classes to keep.
@@ -69,6 +70,10 @@ def open_data(
     >>> open_data("synthetic:50", split="val")[0].name
     'val-00000'
     """
+    if split is not None and "+" in split:
+        options = (classes, void_values, keep, rest, seed, strict)
+        parts = [open_data(spec, part, *options) for part in split.split("+")]
+        return Joined(parts, " + ".join(part.name for part in parts))
     kind, place = _parse(str(spec))
     known = read_classes(classes) if isinstance(classes, str | Path) else classes
     voids = tuple(void_values) if void_values is not None else (VOID,)

@@ -106,6 +106,7 @@ class Augment:
         contrast: Largest relative change of contrast.
         saturation: Largest relative change of saturation.
         longest_side: Size to which larger samples are brought before anything else.
+        paste: Share of the crops onto which the objects of another sample are pasted.
 
     >>> Augment.paper(crop=321)
     Augment(scales=(0.8, 0.9, 1.0, 1.1, 1.2), scale_range=None, crop=(321, 321), mirror=True, ...)
@@ -119,6 +120,7 @@ class Augment:
     contrast: float = 0.0
     saturation: float = 0.0
     longest_side: int | None = None
+    paste: float = 0.0
 
     def __post_init__(self) -> None:
         self._set("scales", tuple(self.scales))
@@ -143,6 +145,10 @@ class Augment:
                 raise InputError(f"{name} is {getattr(self, name)}; give a largest change from 0 to below 1")
         if self.longest_side is not None and self.longest_side < 1:
             raise InputError(f"longest_side is {self.longest_side}; give a number of pixels")
+        if not 0 <= self.paste <= 1:
+            raise InputError(f"paste is {self.paste}; give a share of the samples, from 0 to 1")
+        if self.paste and self.crop is None:
+            raise InputError("objects are pasted between crops of one size; set crop, or leave out paste")
 
     def _set(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)
@@ -153,7 +159,7 @@ class Augment:
         return cls(scales=(0.8, 0.9, 1.0, 1.1, 1.2), crop=crop, mirror=True)
 
     def __call__(self, sample: Sample, rng: np.random.Generator) -> Sample:
-        """Draws one variation of a sample."""
+        """Draws one variation of a sample; `augmented` draws one with pasted objects too."""
         height, width = self._size(sample, rng)
         rows, columns = self.crop if isinstance(self.crop, tuple) else (height, width)
         top, left = (int(rng.integers(max(0, spare) + 1)) for spare in (height - rows, width - columns))

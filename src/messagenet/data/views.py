@@ -11,12 +11,10 @@ from typing import Literal
 
 import numpy as np
 
-from messagenet.data.classes import VOID, Classes, voc_palette
+from messagenet.data.classes import BACKGROUND, VOID, Classes, voc_palette
 from messagenet.data.dataset import Sample, SegmentationData
 from messagenet.data.images import LabelArray
 from messagenet.errors import InputError
-
-BACKGROUND = "background"
 
 
 class Restricted(SegmentationData):

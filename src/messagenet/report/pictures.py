@@ -15,15 +15,13 @@ import numpy.typing as npt
 import torch
 from PIL import Image
 
-from messagenet.data.classes import VOID, Classes
+from messagenet.data.classes import BACKGROUND, VOID, Classes
 from messagenet.errors import InputError
 from messagenet.evaluation.arrays import Array, as_labels, as_marginals
 from messagenet.files import write_atomically
 
 RAMP = ((0, 0, 4), (59, 15, 112), (140, 41, 129), (222, 73, 104), (254, 159, 109), (252, 253, 191))
 """Black to pale through purple, evenly spaced: lightness grows with the value, whatever the reader's eyes."""
-
-BACKGROUND = "background"
 
 
 def palette_image(mask: Array, classes: Classes) -> Image.Image:

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from messagenet.data import Augment, Sample, SegmentationData, epoch_order, generator
+from messagenet.data import Augment, Sample, SegmentationData, augmented, epoch_order, generator
 from messagenet.errors import InputError
 from messagenet.training.config import RunConfig
 
@@ -107,7 +107,7 @@ class AugmentedData(Dataset[Sample]):
 
     def __getitem__(self, key: Key) -> Sample:
         epoch, index = key
-        return self.augment(self.data[index], generator(self.seed, epoch, index))
+        return augmented(self.data, index, self.augment, generator(self.seed, epoch, index))
 
 
 class Shown(Dataset[T]):

@@ -27,7 +27,7 @@ from safetensors.torch import save as dump_tensors
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from messagenet.data import Sample, SegmentationData, generator, to_tensor
+from messagenet.data import Sample, SegmentationData, augmented, generator, to_tensor
 from messagenet.errors import InputError
 from messagenet.files import write_atomically
 from messagenet.learning import node_labels
@@ -165,10 +165,10 @@ class _Versions(Dataset[Sample]):
 
     def __getitem__(self, place: tuple[int, int]) -> Sample:
         version, index = place
-        sample = self.data[index]
         if version == 0:
-            return sample
-        return self.settings.augment(sample, generator(self.settings.seed, version, index))
+            return self.data[index]
+        rng = generator(self.settings.seed, version, index)
+        return augmented(self.data, index, self.settings.augment, rng)
 
 
 def _only(samples: list[Sample]) -> Sample:

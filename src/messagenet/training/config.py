@@ -23,7 +23,7 @@ class DataConfig:
 
     Attributes:
         spec: synthetic:COUNT, noisy:COUNT, folder:DIR, voc:DIR, voc:DIR,SBD_DIR, sbd:DIR, or a folder of such a layout.
-        train_split: The part to train on.
+        train_split: The part to train on; several joined by + (trainaug+train shows the images of both lists twice).
         val_split: The part to score; null for none.
         classes: A class list, where the data do not bring their own.
         void_values: Mask values that mean "not labelled", besides 255.
