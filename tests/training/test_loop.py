@@ -17,11 +17,12 @@ from rich.console import Console
 from safetensors.torch import load_file
 
 from messagenet.data import Classes, Sample, SegmentationData, SyntheticScenes
+from messagenet.data.classes import numbered_classes
 from messagenet.errors import InputError
 from messagenet.evaluation import Confusion
 from messagenet.models import MessageNet, UnaryNet
 from messagenet.training import Bar, Silent, TrainConfig, TrainResult, load_config, train
-from messagenet.training.build import DataSets
+from messagenet.training.build import DataSets, build_network
 from messagenet.training.log import read_log
 
 Run = Callable[..., TrainResult]
@@ -292,6 +293,28 @@ def test_a_trained_backbone_can_be_taken_over_and_frozen(run: Run) -> None:
     assert all(torch.equal(ours[name], theirs[name]) for name in backbone)
     with pytest.raises(InputError, match="has other options"):
         run(f"model.pretrained={folder}", "model.backbone_options={width: 16}", name="third")
+
+
+def test_a_whole_model_can_be_taken_over(run: Run) -> None:
+    first = run(name="first")
+    folder = f"model.pretrained={first.folder / 'last'}"
+    second = run(folder, "model.pretrained_head=true", "optimiser.lr=1e-12", "run.steps=1", name="second")
+    ours, theirs = weights(second), weights(first)
+    for name, values in theirs.items():
+        torch.testing.assert_close(ours[name], values)
+    with pytest.raises(InputError, match="has other settings"):
+        run(folder, "model.pretrained_head=true", "model.kind=unary", name="third")
+    model = load_config(second.folder / "config.yaml").model
+    with pytest.raises(InputError, match="only for the same classes"):
+        build_network(model, numbered_classes(9))
+    with pytest.raises(InputError, match="has no head"):
+        run(
+            "model.pretrained=package",
+            "model.backbone=efficientnet_lite0",
+            "model.backbone_options={}",
+            "model.pretrained_head=true",
+            name="fifth",
+        )
 
 
 def test_data_are_opened_from_the_configuration(tmp_path: Path, small: Callable[..., TrainConfig]) -> None:

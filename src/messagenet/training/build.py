@@ -131,7 +131,12 @@ def _load_backbones(net: SegmentationNet, config: ModelConfig) -> frozenset[str]
         return frozenset()
     folder = model_folder(config.pretrained)
     if folder.is_dir():
-        return _taken_over(net, folder, config.backbone)
+        return _taken_over(net, folder, config)
+    if config.pretrained_head:
+        raise InputError(
+            f"model.pretrained is {config.pretrained}, which has no head; name the folder of a model, or set "
+            "model.pretrained_head=false"
+        )
     if config.pretrained not in WORDS and not folder.is_file():
         known = [*WORDS, *shipped_models()]
         raise InputError(
@@ -145,12 +150,16 @@ def _load_backbones(net: SegmentationNet, config: ModelConfig) -> frozenset[str]
     return frozenset(filled)
 
 
-def _taken_over(net: SegmentationNet, folder: Path, name: str) -> frozenset[str]:
-    """Fills the backbones from a trained model, and the neck if it has the same."""
+def _taken_over(net: SegmentationNet, folder: Path, config: ModelConfig) -> frozenset[str]:
+    """Fills the backbones from a trained model, the neck if it has the same, and the head if that is wanted."""
     theirs = read_config(folder)["settings"].get("backbone")
-    if theirs != name:
-        raise InputError(f"the model in {folder} has the backbone {theirs}, not {name}; change one of them")
+    if theirs != config.backbone:
+        raise InputError(
+            f"the model in {folder} has the backbone {theirs}, not {config.backbone}; change one of them"
+        )
     trained = SegmentationNet.from_pretrained(folder)
+    if config.pretrained_head:
+        return _all_taken_over(net, trained, folder)
     sources = dict(trained.backbones.items())
     parts: list[tuple[str, nn.Module, nn.Module]] = [
         (f"backbones.{key}", backbone, sources.get(key, next(iter(sources.values()))))
@@ -161,6 +170,23 @@ def _taken_over(net: SegmentationNet, folder: Path, name: str) -> frozenset[str]
     for _, own, source in parts:
         _fill(own, source.state_dict(), folder)
     return frozenset(f"{part}.{name}" for part, own, _ in parts for name, _ in own.named_parameters())
+
+
+def _all_taken_over(net: SegmentationNet, trained: SegmentationNet, folder: Path) -> frozenset[str]:
+    """Fills the whole network from a trained one of the same kind, classes and sizes."""
+    if trained.classes.names != net.classes.names:
+        raise InputError(
+            f"the model in {folder} tells {', '.join(trained.classes.names)} apart, the data have "
+            f"{', '.join(net.classes.names)}; its head can be taken over only for the same classes"
+        )
+    own, state = ({k: v.shape for k, v in each.state_dict().items()} for each in (net, trained))
+    if type(net) is not type(trained) or own != state:
+        raise InputError(
+            f"the head of {folder} has other settings; give model.kind, model.hidden, model.relations and the others "
+            "as they are there, or set model.pretrained_head=false"
+        )
+    net.load_state_dict(trained.state_dict())
+    return frozenset(name for name, _ in net.named_parameters())
 
 
 def _fill(module: nn.Module, state: Mapping[str, Tensor], source: Path) -> None:

