@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from messagenet.comparison.outcome import Outcome
 from messagenet.comparison.table import Line, lines
@@ -16,21 +16,23 @@ if TYPE_CHECKING:
 
 
 def iou_plot(outcomes: Sequence[Outcome]) -> Figure:
-    """Mean IoU of every row as a bar with its spread; a dot is a seed."""
+    """Mean IoU of every row with its spread; a small dot is a seed."""
     from matplotlib.figure import Figure as NewFigure
 
     found = lines(outcomes)
     figure = NewFigure(figsize=(6.4, 1.0 + 0.3 * len(found)), layout="constrained")
     axes = figure.add_subplot()
     for place, line in enumerate(found):
-        axes.barh(place, 100 * line.mean_iou, color=_colour(line), alpha=0.75, height=0.7)
-        if line.spread is not None:
-            axes.errorbar(100 * line.mean_iou, place, xerr=100 * line.spread, color=INK, capsize=2)
+        spread = None if line.spread is None else 100 * line.spread
+        style: dict[str, Any] = {"color": _colour(line), "markersize": 8, "capsize": 3}
+        axes.errorbar(100 * line.mean_iou, place, xerr=spread, fmt="o", **style)
         seeds = [100 * outcome.mean_iou for outcome in outcomes if outcome.row == line.row]
-        axes.plot(seeds, [place] * len(seeds), ".", color=INK, markersize=4)
+        axes.plot(seeds, [place] * len(seeds), ".", color=INK, markersize=3)
     axes.set_yticks(range(len(found)), [plain(line.label) for line in found], fontsize=8.5)
-    axes.invert_yaxis()
+    axes.set_ylim(len(found) - 0.5, -0.5)
     axes.set_xlabel("mean IoU, %", fontsize=9)
+    axes.grid(axis="both", color=INK, alpha=0.12, linewidth=0.7)
+    axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
     return figure
 
@@ -61,7 +63,7 @@ def cost_plot(outcomes: Sequence[Outcome]) -> Figure:
 
 def _colour(line: Line) -> str:
     """Learned messages stand out."""
-    return SERIES[1] if line.row.startswith("message") else SERIES[0]
+    return SERIES[1] if "message" in line.label or "T = " in line.label else SERIES[0]
 
 
 def write_plots(outcomes: Sequence[Outcome], folder: Path) -> None:
