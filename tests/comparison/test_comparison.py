@@ -16,7 +16,7 @@ from messagenet.comparison import ROWS, Outcome, Row, compare, lines, markdown
 from messagenet.comparison import run as comparison_run
 from messagenet.comparison.cost import Cost
 from messagenet.comparison.rows import find_rows
-from messagenet.data import Sample, SyntheticScenes
+from messagenet.data import Joined, Sample, SyntheticScenes
 from messagenet.errors import InputError
 from messagenet.evaluation import Scores
 from messagenet.models import KINDS, SegmentationNet
@@ -58,6 +58,31 @@ def cheap(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 
     monkeypatch.setattr(comparison_run, "measured", measured)
     return asked
+
+
+def test_contrasts_are_named_before_anything_is_trained(tmp_path: Path, cheap: list[Path]) -> None:
+    rows = ["unary", "message"]
+    with pytest.raises(InputError, match='did you mean "unary"'):
+        compare(rows, small(), [0], tmp_path, held_out=2, contrasts=[("unray", "message")], data=scenes())
+    assert not list(tmp_path.iterdir())
+    pairs = [("unary", "learned messages")]  # by name and by label
+    compare(rows, small(), [0], tmp_path, held_out=2, contrasts=pairs, data=scenes())
+    assert "unary only → learned messages" in (tmp_path / "contrasts.md").read_text()
+
+
+def test_no_head_has_an_advantage(tmp_path: Path) -> None:
+    config = small("model.pretrained_head=true")
+    with pytest.raises(InputError, match="trains every head from the beginning"):
+        compare(["unary"], config, [0], tmp_path, held_out=2, data=scenes())
+
+
+def test_an_image_that_is_there_twice_is_held_out_twice(tmp_path: Path, cheap: list[Path]) -> None:
+    once = SyntheticScenes(6, size=32)
+    twice = DataSets(Joined([once, once], "twice"), scenes().val)
+    sets, held_out = comparison_run._parts(twice, 2)
+    kept = {sets.train.sample_name(index) for index in range(len(sets.train))}
+    assert len(sets.train) == 8
+    assert kept.isdisjoint(held_out.sample_name(index) for index in range(len(held_out)))
 
 
 def test_rows_are_trained_tuned_scored_and_not_again(tmp_path: Path, cheap: list[Path]) -> None:
@@ -133,6 +158,9 @@ def test_other_settings_need_another_folder(tmp_path: Path, cheap: list[Path]) -
     compare(["unary"], small(), [0], tmp_path, held_out=1, data=scenes())
     with pytest.raises(InputError, match="other settings"):
         compare(["unary"], small("optimiser.lr=0.5"), [0], tmp_path, held_out=1, data=scenes())
+    changed = Row("unary", ("model.kind=unary", "model.hidden=12"))
+    with pytest.raises(InputError, match=r"unary.seed-0.run was made with other settings"):
+        compare([changed], small(), [0], tmp_path, held_out=1, data=scenes())
 
 
 def test_an_interrupted_row_is_gone_on_with(

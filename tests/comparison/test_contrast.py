@@ -10,6 +10,7 @@ import pytest
 from messagenet.comparison import Outcome
 from messagenet.comparison.contrast import contrast, markdown, write_contrasts
 from messagenet.comparison.cost import Cost
+from messagenet.errors import InputError
 from messagenet.evaluation.summary import Band, Scores, SizeGroup
 
 
@@ -57,9 +58,12 @@ def test_rows_are_found_in_a_comparison(tmp_path: Path) -> None:
             (folder / "scores.json").write_text(json.dumps(each.to_dict()))
             label = row.replace("-t-1", ", T = 1")
             outcomes.append(Outcome(row, label, seed, 0.5, {}, 1, 3, 2, 1.0, Cost(0.1, 0.1, 1.0)))
-    write_contrasts([("unary", "CRF-RNN")], outcomes, tmp_path)
+    write_contrasts([("unary", "crf-rnn")], outcomes, tmp_path)
     assert not (tmp_path / "contrasts.md").exists()
-    write_contrasts([("unary", "messages, T = 1"), ("unary", "CRF-RNN")], outcomes, tmp_path)
+    write_contrasts([("unary", "messages-t-1"), ("unary", "crf-rnn")], outcomes, tmp_path)
     text = (tmp_path / "contrasts.md").read_text()
+    assert "| difference in points | unary → messages, T = 1 |" in text
     assert "| seeds | 2 |" in text
-    assert "CRF-RNN" not in text
+    (tmp_path / "unary" / "seed-0" / "scores.json").write_text("{")
+    with pytest.raises(InputError, match=r"seed-0.scores\.json cannot be read"):
+        write_contrasts([("unary", "messages-t-1")], outcomes, tmp_path)

@@ -5,7 +5,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from messagenet.data import FolderData, Joined, SbdData, SyntheticScenes, VocData, is_generated, open_data
+from messagenet.data import (
+    VOID,
+    FolderData,
+    Joined,
+    SbdData,
+    SyntheticScenes,
+    VocData,
+    is_generated,
+    open_data,
+)
 from messagenet.data.open import FORMS
 from messagenet.errors import InputError
 
@@ -60,8 +69,14 @@ def test_splits_joined(devkit: Path) -> None:
     assert both.name == f"{train.name} + {val.name} + {train.name}"
     names = [data.sample_name(index) for data in (train, val, train) for index in range(len(data))]
     assert [both.sample_name(index) for index in range(len(both))] == names
+    kept = open_data(devkit, "train+val", keep=["background", "cat"], rest="background")
+    assert kept.classes.names == ("background", "cat")
+    assert all(set(np.unique(sample.mask)) <= {0, 1, VOID} for sample in kept)
     with pytest.raises(InputError, match='no split "vall"'):
         open_data(devkit, "train+vall")
+    for split in ("train+", "+val", "train++val"):
+        with pytest.raises(InputError, match="names joined by"):
+            open_data(devkit, split)
 
 
 def test_settings_reach_the_data(folder: Path, tmp_path: Path) -> None:

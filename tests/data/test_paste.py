@@ -7,6 +7,10 @@ from hypothesis import strategies as st
 
 from messagenet.data import VOID, Augment, Classes, EpochData, Sample, SegmentationData, augmented, generator
 from messagenet.data.paste import objects, paste
+from messagenet.training.batches import AugmentedData
+from messagenet.training.cache import _Versions
+from messagenet.training.cache_key import CacheSettings
+from messagenet.training.config import LossConfig
 
 LABELS = [0, 1, 2, VOID]
 
@@ -77,7 +81,17 @@ def test_without_pasting_it_is_the_plain_augmentation() -> None:
     assert np.array_equal(augmented(NAMED, 2, augment, generator(1, 2, 2)).image, plain.image)
 
 
-def test_an_epoch_pastes_too() -> None:
-    data = EpochData(NAMED, Augment(crop=(12, 16), paste=1.0), seed=1)
-    assert any((data[index].image[..., 1] != index).any() for index in range(5))
-    assert np.array_equal(data[3].image, data[3].image)
+def test_loaders_paste_too() -> None:
+    augment = Augment(crop=(12, 16), paste=1.0)
+    epoch, training = EpochData(NAMED, augment, seed=1), AugmentedData(NAMED, augment, seed=1)
+    assert any((epoch[index].image[..., 1] != index).any() for index in range(5))
+    for index in range(5):
+        assert np.array_equal(epoch[index].image, training[0, index].image)
+    assert any((training[0, index].image != training[1, index].image).any() for index in range(5))
+
+
+def test_cached_versions_have_pasted_objects() -> None:
+    settings = CacheSettings(LossConfig(), Augment(crop=(12, 16), paste=1.0), versions=2, seed=1)
+    versions = _Versions(NAMED, settings)
+    assert all(np.array_equal(versions[0, index].image, NAMED[index].image) for index in range(5))
+    assert any((versions[1, index].image[..., 1] != index).any() for index in range(5))

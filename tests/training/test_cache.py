@@ -129,6 +129,8 @@ def test_whatever_entries_depend_on_gives_another_folder(net: MessageNet, tmp_pa
     assert differs(cache_of(net, data, tmp_path, versions=2))
     assert differs(cache_of(net, data, tmp_path, versions=2, seed=1))
     assert differs(cache_of(net, data, tmp_path, versions=2, augment=Augment()))
+    assert differs(cache_of(net, data, tmp_path, versions=2, augment=Augment(crop=16)))
+    assert differs(cache_of(net, data, tmp_path, versions=2, augment=Augment(crop=16, paste=0.5)))
     mask = tmp_path / "data" / "masks" / "1.png"
     os.utime(mask, ns=(1, 1))
     assert differs(cache_of(net, data, tmp_path))

@@ -28,7 +28,9 @@ def test_published_recipes_can_be_built(path: Path) -> None:
     config = load_config(path)
     assert config.data.val_split is None  # nothing is chosen by the images that will be scored
     with torch.device("meta"):
-        net = build_network(replace(config.model, pretrained=None), numbered_classes(7)).net
+        net = build_network(
+            replace(config.model, pretrained=None, pretrained_head=False), numbered_classes(7)
+        ).net
     shipped = SegmentationNet.from_pretrained()
     ours, theirs = (
         {name: values.shape for name, values in each.state_dict().items() if not name.startswith("head.")}

@@ -302,8 +302,16 @@ def test_a_whole_model_can_be_taken_over(run: Run) -> None:
     ours, theirs = weights(second), weights(first)
     for name, values in theirs.items():
         torch.testing.assert_close(ours[name], values)
-    with pytest.raises(InputError, match="has other settings"):
-        run(folder, "model.pretrained_head=true", "model.kind=unary", name="third")
+    for other, words in (
+        ("model.kind=unary", "it is a MessageNet, not a UnaryNet"),
+        ("model.aggregation=sum", "aggregation is fixed there and sum here"),
+        ("model.relations=[surrounding:2cells]", "relations is"),
+        ("model.backbone_options={width: 16}", "parameters of other sizes"),
+    ):
+        with pytest.raises(InputError, match=words):
+            run(folder, "model.pretrained_head=true", other, name="third")
+    with pytest.raises(InputError, match="needs a model to take the head from"):
+        run("model.pretrained_head=true", name="third")
     model = load_config(second.folder / "config.yaml").model
     with pytest.raises(InputError, match="only for the same classes"):
         build_network(model, numbered_classes(9))

@@ -1,7 +1,7 @@
 """Where one row is better than another: differences of everything that was counted, seed by seed.
 
-Rows that share a seed see the same images in the same order, so their difference varies less than either of them; a
-spread here is the standard deviation of the differences.
+Rows that share a seed see the same images in the same order, so their difference usually varies less than either of
+them; a spread here is the standard deviation of the differences.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from messagenet.comparison.outcome import Outcome
+from messagenet.errors import InputError
 from messagenet.evaluation import Scores
 from messagenet.files import write_atomically
 
@@ -116,16 +117,24 @@ def _points(differences: Sequence[float]) -> str:
     return f"{100 * statistics.fmean(differences):+.1f}{spread}"
 
 
+def _read(path: Path) -> Scores:
+    try:
+        return Scores.from_dict(json.loads(path.read_text("utf-8")))
+    except (ValueError, InputError) as error:
+        raise InputError(f"{path} cannot be read ({error}); delete {path.parent} to train it again") from None
+
+
 def write_contrasts(pairs: Iterable[tuple[str, str]], outcomes: Sequence[Outcome], folder: Path) -> None:
-    """Writes contrasts.md for the pairs of labels of which both rows have been scored with a common seed."""
+    """Writes contrasts.md for the pairs of names of which both rows have been scored with a common seed."""
     pairs = list(pairs)
-    scores: dict[str, dict[int, Scores]] = {label: {} for pair in pairs for label in pair}
+    scores: dict[str, dict[int, Scores]] = {name: {} for pair in pairs for name in pair}
+    labels = {outcome.row: outcome.label for outcome in outcomes}
     for outcome in outcomes:
         path = folder / outcome.row / f"seed-{outcome.seed}" / "scores.json"
-        if outcome.label in scores and path.is_file():
-            scores[outcome.label][outcome.seed] = Scores.from_dict(json.loads(path.read_text("utf-8")))
+        if outcome.row in scores and path.is_file():
+            scores[outcome.row][outcome.seed] = _read(path)
     found = [
-        contrast(base, other, scores[base], scores[other])
+        contrast(labels[base], labels[other], scores[base], scores[other])
         for base, other in pairs
         if scores[base].keys() & scores[other].keys()
     ]

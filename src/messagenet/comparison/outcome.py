@@ -30,6 +30,7 @@ class Outcome:
         tuned: Settings found on held-out images.
         calibration_error: ECE of the marginals.
         small_accuracy: Mean class accuracy where a class covers little of its image.
+        kind: Of its network.
     """
 
     row: str
@@ -45,6 +46,7 @@ class Outcome:
     tuned: dict[str, float] = field(default_factory=dict)
     calibration_error: float | None = None
     small_accuracy: float | None = None
+    kind: str = ""
 
     def save(self, path: Path) -> None:
         """Writes it as json."""

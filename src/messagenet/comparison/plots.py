@@ -63,7 +63,7 @@ def cost_plot(outcomes: Sequence[Outcome]) -> Figure:
 
 def _colour(line: Line) -> str:
     """Learned messages stand out."""
-    return SERIES[1] if "message" in line.label or "T = " in line.label else SERIES[0]
+    return SERIES[1] if line.kind == "message" else SERIES[0]
 
 
 def write_plots(outcomes: Sequence[Outcome], folder: Path) -> None:

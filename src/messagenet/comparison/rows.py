@@ -131,7 +131,10 @@ def _obstacle(row: Row, shared: TrainConfig, classes: Classes) -> str | None:
 
 def _build(row: Row, shared: TrainConfig, classes: Classes) -> None:
     """Builds the network of a row, without memory for its parameters."""
-    model = replace(row.config(at_nodes(shared), 0).model, pretrained=None)
+    model = row.config(at_nodes(shared), 0).model
+    if model.pretrained_head:
+        raise InputError("a comparison trains every head from the beginning; set model.pretrained_head=false")
+    model = replace(model, pretrained=None)
     with torch.device("meta"):
         build_network(model, classes)
 

@@ -29,8 +29,8 @@ from messagenet.comparison.outcome import Outcome, near_boundaries
 from messagenet.comparison.plots import write_plots
 from messagenet.comparison.rows import Row, at_nodes, check_rows, find_rows
 from messagenet.comparison.table import write_tables
-from messagenet.data import SegmentationData, Subset
-from messagenet.errors import InputError
+from messagenet.data import SegmentationData, Subset, distinct
+from messagenet.errors import InputError, nearest
 from messagenet.evaluation import Scores
 from messagenet.files import write_atomically
 from messagenet.models import KINDS, SegmentationNet
@@ -44,6 +44,7 @@ from messagenet.training import (
     config_files,
     train,
 )
+from messagenet.training.batches import default_workers
 from messagenet.training.build import open_sets
 from messagenet.training.cache import scoring_cache
 from messagenet.training.processes import start_processes
@@ -60,6 +61,10 @@ class Watcher(Protocol):
         """Before a row is trained; returns what to show its training with."""
         ...
 
+    def features(self, done: int, total: int) -> None:
+        """While features of the scored images are computed, after every image."""
+        ...
+
     def done(self, number: int, total: int, outcome: Outcome) -> None:
         """After a row is scored, or found to be so."""
         ...
@@ -71,6 +76,9 @@ class _Quiet:
     def row(self, number: int, total: int, row: Row, seed: int) -> Progress | None:
         """Nothing."""
         return None
+
+    def features(self, done: int, total: int) -> None:
+        """Nothing."""
 
     def done(self, number: int, total: int, outcome: Outcome) -> None:
         """Nothing."""
@@ -97,13 +105,14 @@ def compare(
         seeds: Of the weights and the order of images; the data stay the same.
         out: Folder for everything.
         held_out: Training images to tune on.
-        contrasts: Pairs of labels of rows whose differences to list.
+        contrasts: Pairs of rows, by name or label, whose differences to list.
         data: Data sets of one's own, instead of those that `config.data` names.
         watcher: What to tell.
     """
     found, out, watcher = find_rows(rows), Path(out), watcher or _Quiet()
     if not seeds or len(set(seeds)) < len(seeds):
         raise InputError(f"seeds are {list(seeds)}; give one or more, each once")
+    pairs = [(_one_of(found, base), _one_of(found, other)) for base, other in contrasts]
     shared = _fair(found, config)
     kept = out / "features" if config.run.cache_features else None
     configs = {(row.name, seed): _row_config(row, shared, seed, kept) for row in found for seed in seeds}
@@ -111,24 +120,26 @@ def compare(
     check_rows(found, shared, sets.train.classes)
     parts = _parts(sets, held_out)
     _check_same(out / "config.yaml", shared)
+    write_atomically(out / "config.yaml", config_files.config_text(shared).encode())
     jobs = [(row, seed) for seed in seeds for row in found]
     outcomes: list[Outcome] = []
     for number, (row, seed) in enumerate(jobs, start=1):
         folder = out / row.name / f"seed-{seed}"
         if (folder / "outcome.json").is_file():
+            _check_same(folder / "run" / "config.yaml", configs[row.name, seed])
             outcome = Outcome.load(folder / "outcome.json")
         else:
             progress = watcher.row(number, len(jobs), row, seed)
             known = [*outcomes, *_others(out, jobs)]
             earlier = next((each.cost for each in known if each.row == row.name), None)
-            outcome = _outcome(row, seed, configs[row.name, seed], folder, parts, progress, earlier)
+            outcome = _outcome(row, seed, configs[row.name, seed], folder, parts, progress, watcher, earlier)
             outcome.save(folder / "outcome.json")
         outcomes.append(outcome)
         watcher.done(number, len(jobs), outcome)
         write_tables([*outcomes, *_others(out, jobs)], out)
     everything = [*outcomes, *_others(out, jobs)]
-    write_contrasts(contrasts, everything, out)
     write_plots(everything, out)
+    write_contrasts(pairs, everything, out)
     return outcomes
 
 
@@ -143,14 +154,16 @@ def _parts(sets: DataSets, held_out: int) -> tuple[DataSets, SegmentationData]:
     """The data without some of its training images, evenly spread, and those."""
     if sets.val is None:
         raise InputError("there is nothing to score the rows on; set data.val_split")
-    count = len(sets.train)
+    images = distinct(sets.train)
+    count = len(images)
     if not 1 <= held_out < count:
         raise InputError(
             f"held-out is {held_out} of {count} training images; hold out at least 1 and not all of them"
         )
-    chosen = {number * count // held_out for number in range(held_out)}
-    rest = [index for index in range(count) if index not in chosen]
-    return DataSets(Subset(sets.train, rest), sets.val), Subset(sets.train, sorted(chosen))
+    chosen = [images[number * count // held_out] for number in range(held_out)]
+    kept_out = {sets.train.sample_name(index) for index in chosen}
+    rest = [index for index in range(len(sets.train)) if sets.train.sample_name(index) not in kept_out]
+    return DataSets(Subset(sets.train, rest), sets.val), Subset(sets.train, chosen)
 
 
 def _fair(rows: Sequence[Row], config: TrainConfig) -> TrainConfig:
@@ -169,13 +182,21 @@ def _row_config(row: Row, shared: TrainConfig, seed: int, features: Path | None)
     return apply_overrides(config, ["run.cache_features=true", f"run.cache_folder={features}"])
 
 
-def _check_same(path: Path, shared: TrainConfig) -> None:
-    """Writes the shared configuration, or refuses to mix rows of different ones."""
-    if path.is_file() and config_files.load_config(path) != shared:
-        raise InputError(
-            f"{path.parent} holds a comparison with other settings; give it the same, or another folder"
-        )
-    write_atomically(path, config_files.config_text(shared).encode())
+def _one_of(rows: Sequence[Row], wanted: str) -> str:
+    """The name of the row that is called so, or has this label."""
+    names = {row.label: row.name for row in rows} | {row.name: row.name for row in rows}
+    if wanted not in names:
+        raise InputError(f'there is no row "{wanted}" to contrast; {nearest(wanted, names)}')
+    return names[wanted]
+
+
+def _check_same(path: Path, config: TrainConfig) -> None:
+    """Refuses to mix what was made with other settings; where the features are kept is no matter."""
+    if not path.is_file():
+        return
+    kept = [f"run.cache_folder={config.run.cache_folder or 'null'}"]
+    if apply_overrides(config_files.load_config(path), kept) != config:
+        raise InputError(f"{path.parent} was made with other settings; give the same, or another folder")
 
 
 def _outcome(
@@ -185,6 +206,7 @@ def _outcome(
     folder: Path,
     parts: tuple[DataSets, SegmentationData],
     progress: Progress | None,
+    watcher: Watcher,
     cost: Cost | None,
 ) -> Outcome:
     """Trains, tunes, scores and measures one row with one seed."""
@@ -198,7 +220,7 @@ def _outcome(
     trials = tune(net, held_out)
     net.save(folder / "model")
     assert sets.val is not None
-    scores = _scores(net, sets.val, config)
+    scores = _scores(net, sets.val, config, watcher)
     write_atomically(folder / "scores.json", (json.dumps(scores.to_dict(), indent=2) + "\n").encode())
     height, width = sets.train[0].image.shape[:2]
     if config.augment.crop is not None:
@@ -218,14 +240,18 @@ def _outcome(
         trials[0].values if trials else {},
         scores.expected_calibration_error,
         scores.sizes[0].accuracy if scores.sizes else None,
+        config.model.kind,
     )
 
 
-def _scores(net: SegmentationNet, data: SegmentationData, config: TrainConfig) -> Scores:
+def _scores(net: SegmentationNet, data: SegmentationData, config: TrainConfig, watcher: Watcher) -> Scores:
     """The scores of a model, from cached features if it was trained on such."""
     if not config.run.cache_features:
         return score(Predictor(net), data)
     assert config.run.cache_folder is not None, "all rows share one"
     cache = scoring_cache(net, data, Path(config.run.cache_folder), config)
-    cache.build(start_processes(config.run.precision))  # what is missing: the training has made the rest
+    workers = default_workers(1) if config.run.workers is None else config.run.workers
+    cache.build(
+        start_processes(config.run.precision), workers, watcher.features
+    )  # the first row makes them all
     return cached_scores(net, cache)

@@ -99,7 +99,8 @@ def _texts(path: Path, key: str, value: Any) -> tuple[str, ...]:
 def _pairs(path: Path, value: Any, labels: Sequence[str]) -> tuple[tuple[str, str], ...]:
     if not isinstance(value, list) or not all(isinstance(pair, list) and len(pair) == 2 for pair in value):
         raise InputError(f"{path}: contrasts is {value!r}; give pairs of rows, such as [[unary, messages]]")
-    for label in (label for pair in value for label in pair):
+    pairs = tuple((str(base), str(other)) for base, other in value)
+    for label in (label for pair in pairs for label in pair):
         if label not in labels:
-            raise InputError(f"{path}: contrasts name a row {label!r}; {nearest(str(label), labels)}")
-    return tuple((base, other) for base, other in value)
+            raise InputError(f"{path}: contrasts name a row {label!r}; {nearest(label, labels)}")
+    return pairs

@@ -32,6 +32,7 @@ class Line:
     Attributes:
         row: Its name.
         label: What it is.
+        kind: Of its network.
         seeds: Which were trained.
         mean_iou: Mean over the seeds.
         spread: Of the IoU.
@@ -51,6 +52,7 @@ class Line:
 
     row: str
     label: str
+    kind: str
     seeds: tuple[int, ...]
     mean_iou: float
     spread: float | None
@@ -111,6 +113,7 @@ def _line(outcomes: Sequence[Outcome]) -> Line:
     return Line(
         first.row,
         first.label,
+        first.kind,
         tuple(outcome.seed for outcome in outcomes),
         statistics.fmean(outcome.mean_iou for outcome in outcomes),
         _mean_and_spread([outcome.mean_iou for outcome in outcomes])[1],

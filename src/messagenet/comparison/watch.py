@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from rich import box
 from rich.console import Console as RichConsole
+from rich.progress import Progress as RichProgress
 from rich.table import Table
 from rich.text import Text
 
@@ -26,11 +27,23 @@ class Console:
 
     def __init__(self, console: RichConsole | None = None) -> None:
         self.console = console or RichConsole(stderr=True)
+        self._bar: RichProgress | None = None
 
     def row(self, number: int, total: int, row: Row, seed: int) -> Progress | None:
         """A headline, and the bar of a training below it."""
         self.console.rule(f"{number}/{total}  {row.label or row.name}, seed {seed}", align="left")
         return Bar(self.console, to_resume="give the same command again")
+
+    def features(self, done: int, total: int) -> None:
+        """A bar, which goes when it is full."""
+        if self._bar is None:
+            self._bar = RichProgress(console=self.console, transient=True)
+            self._bar.add_task("features of the images to score", total=total)
+            self._bar.start()
+        self._bar.update(self._bar.task_ids[0], completed=done)
+        if done == total:
+            self._bar.stop()
+            self._bar = None
 
     def done(self, number: int, total: int, outcome: Outcome) -> None:
         """The scores of a row."""

@@ -16,7 +16,7 @@ from messagenet.data.paste import augmented
 from messagenet.data.sbd import SbdData, train_aug
 from messagenet.data.synthetic import SCENE_CLASSES, SyntheticScenes
 from messagenet.data.transforms import MEAN_COLOUR, Augment, generator
-from messagenet.data.views import Joined, Restricted, Subset, hold_out, split_data
+from messagenet.data.views import Joined, Restricted, Subset, distinct, hold_out, split_data
 from messagenet.data.voc import VocData
 
 __all__ = [
@@ -49,6 +49,7 @@ __all__ = [
     "collate",
     "decode_image",
     "decode_mask",
+    "distinct",
     "epoch_order",
     "find_images",
     "generator",

@@ -29,7 +29,7 @@ class Sample:
     Attributes:
         image: uint8 RGB, (height, width, 3).
         mask: uint8 ids and void, (height, width); None where the truth is not known.
-        name: What reports and exported files call it; unique in its data set.
+        name: What reports and exported files call it; only the same image has the same name in a data set.
     """
 
     image: ImageArray

@@ -71,8 +71,11 @@ def open_data(
     'val-00000'
     """
     if split is not None and "+" in split:
+        names = [name.strip() for name in split.split("+")]
+        if not all(names):
+            raise InputError(f'the split is "{split}"; write names joined by +, such as train+val')
         options = (classes, void_values, keep, rest, seed, strict)
-        parts = [open_data(spec, part, *options) for part in split.split("+")]
+        parts = [open_data(spec, name, *options) for name in names]
         return Joined(parts, " + ".join(part.name for part in parts))
     kind, place = _parse(str(spec))
     known = read_classes(classes) if isinstance(classes, str | Path) else classes

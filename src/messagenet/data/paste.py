@@ -26,7 +26,7 @@ def augmented(data: SegmentationData, index: int, augment: Augment, rng: np.rand
 
 
 def objects(mask: LabelArray, classes: Classes, rng: np.random.Generator) -> LabelArray:
-    """The ids to paste: all but the class called background; half of those there are if there is none.
+    """The ids to paste: all but the class called background; without such a class, half of those there are.
 
     >>> classes = Classes(("background", "cat", "dog"))
     >>> objects(np.array([[0, 2, 255]], np.uint8), classes, np.random.default_rng(0))

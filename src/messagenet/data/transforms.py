@@ -106,7 +106,7 @@ class Augment:
         contrast: Largest relative change of contrast.
         saturation: Largest relative change of saturation.
         longest_side: Size to which larger samples are brought before anything else.
-        paste: Share of the crops onto which the objects of another sample are pasted.
+        paste: Share of the crops onto which the objects of another are pasted, if it has any.
 
     >>> Augment.paper(crop=321)
     Augment(scales=(0.8, 0.9, 1.0, 1.1, 1.2), scale_range=None, crop=(321, 321), mirror=True, ...)
@@ -146,7 +146,7 @@ class Augment:
         if self.longest_side is not None and self.longest_side < 1:
             raise InputError(f"longest_side is {self.longest_side}; give a number of pixels")
         if not 0 <= self.paste <= 1:
-            raise InputError(f"paste is {self.paste}; give a share of the samples, from 0 to 1")
+            raise InputError(f"paste is {self.paste}; give a share of the crops, from 0 to 1")
         if self.paste and self.crop is None:
             raise InputError("objects are pasted between crops of one size; set crop, or leave out paste")
 

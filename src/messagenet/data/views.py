@@ -134,6 +134,14 @@ class Joined(SegmentationData):
         return self.parts[part], index - (self._ends[part - 1] if part else 0)
 
 
+def distinct(data: SegmentationData) -> list[int]:
+    """The first of the samples of every name: joined sets may have an image twice."""
+    first: dict[str, int] = {}
+    for index in range(len(data)):
+        first.setdefault(data.sample_name(index), index)
+    return list(first.values())
+
+
 def hold_out(names: Sequence[str], fraction: float = 0.2) -> tuple[list[int], list[int]]:
     """Divides samples into (training, held out) by a hash of their names.
 

@@ -112,7 +112,7 @@ def build_network(
             **{name: getattr(config, name) for name in network.options},
             **fixed,
         )
-        return Network(net, frozenset() if config.pretrained is None else _load_backbones(net, config))
+        return Network(net, _first_weights(net, config))
 
 
 def _backbone(config: ModelConfig) -> tuple[str, Mapping[str, Any]]:
@@ -125,23 +125,28 @@ def _backbone(config: ModelConfig) -> tuple[str, Mapping[str, Any]]:
     return "hand_crafted", {"stride": round(configured.stride)}
 
 
-def _load_backbones(net: SegmentationNet, config: ModelConfig) -> frozenset[str]:
+def _first_weights(net: SegmentationNet, config: ModelConfig) -> frozenset[str]:
     """Gives the network the first weights that are configured; the names of the parameters that have them."""
-    if net.settings["backbone"] != config.backbone:
+    if config.pretrained is None or net.settings["backbone"] != config.backbone:
+        if config.pretrained_head:
+            raise InputError(
+                "model.pretrained_head needs a model to take the head from; set model.pretrained to its folder, and "
+                "machine_features to learned ones"
+            )
         return frozenset()
     folder = model_folder(config.pretrained)
     if folder.is_dir():
         return _taken_over(net, folder, config)
-    if config.pretrained_head:
-        raise InputError(
-            f"model.pretrained is {config.pretrained}, which has no head; name the folder of a model, or set "
-            "model.pretrained_head=false"
-        )
     if config.pretrained not in WORDS and not folder.is_file():
         known = [*WORDS, *shipped_models()]
         raise InputError(
             f"model.pretrained is {config.pretrained}, which is no file, no folder and no known name; "
             f"{nearest(str(config.pretrained), known)}"
+        )
+    if config.pretrained_head:
+        raise InputError(
+            f"model.pretrained is {config.pretrained}, which has no head; name the folder of a model, or set "
+            "model.pretrained_head=false"
         )
     filled: set[str] = set()
     for key, backbone in net.backbones.items():
@@ -179,14 +184,27 @@ def _all_taken_over(net: SegmentationNet, trained: SegmentationNet, folder: Path
             f"the model in {folder} tells {', '.join(trained.classes.names)} apart, the data have "
             f"{', '.join(net.classes.names)}; its head can be taken over only for the same classes"
         )
-    own, state = ({k: v.shape for k, v in each.state_dict().items()} for each in (net, trained))
-    if type(net) is not type(trained) or own != state:
+    if other := _first_difference(net, trained):
         raise InputError(
-            f"the head of {folder} has other settings; give model.kind, model.hidden, model.relations and the others "
-            "as they are there, or set model.pretrained_head=false"
+            f"the head of {folder} has other settings: {other}; give the same, or set model.pretrained_head=false"
         )
     net.load_state_dict(trained.state_dict())
     return frozenset(name for name, _ in net.named_parameters())
+
+
+def _first_difference(net: SegmentationNet, trained: SegmentationNet) -> str | None:
+    """What would make the head of one network mean something else in the other; None if nothing does."""
+    if type(net) is not type(trained):
+        return f"it is a {type(trained).__name__}, not a {type(net).__name__}"
+    ours, theirs = ({"relations": each.relations} | each.settings for each in (net, trained))
+    free = {"backbone_options", *net.adjustable}
+    for name in sorted((ours.keys() | theirs.keys()) - free):
+        if ours.get(name) != theirs.get(name):
+            return f"{name} is {theirs.get(name)} there and {ours.get(name)} here"
+    shapes, known = ({k: v.shape for k, v in each.state_dict().items()} for each in (net, trained))
+    if shapes != known:
+        return "its backbone_options give parameters of other sizes"
+    return None
 
 
 def _fill(module: nn.Module, state: Mapping[str, Tensor], source: Path) -> None:

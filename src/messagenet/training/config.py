@@ -23,7 +23,7 @@ class DataConfig:
 
     Attributes:
         spec: synthetic:COUNT, noisy:COUNT, folder:DIR, voc:DIR, voc:DIR,SBD_DIR, sbd:DIR, or a folder of such a layout.
-        train_split: The part to train on; several joined by + (trainaug+train shows the images of both lists twice).
+        train_split: The part to train on; several joined by +; an image that is in two of them is shown twice.
         val_split: The part to score; null for none.
         classes: A class list, where the data do not bring their own.
         void_values: Mask values that mean "not labelled", besides 255.
@@ -78,7 +78,8 @@ class OptimiserConfig:
     Attributes:
         name: "sgd" or "adamw".
         lr: The largest learning rate.
-        backbone_lr: Factor of it for backbone parameters that were pretrained; new ones learn at full rate.
+        backbone_lr: Factor of it for parameters that were pretrained, those of a neck or head that was taken over too;
+            new ones learn at full rate.
         weight_decay: Pull of weights towards zero; biases and norm parameters are spared.
         momentum: Of sgd.
         clip: Largest norm of the gradient; 0 for no limit.

@@ -12,7 +12,7 @@ import time
 import torch
 from accelerate import Accelerator  # type: ignore[import-untyped]
 
-from messagenet.data import SegmentationData, Subset, collate
+from messagenet.data import SegmentationData, Subset, collate, distinct
 from messagenet.errors import InputError
 from messagenet.learning import node_labels
 from messagenet.models import InferenceMachineNet
@@ -60,9 +60,10 @@ def fit_machine(
     assert isinstance(net, InferenceMachineNet), "refused by the configuration"
     net.to(accelerator.device)
     save_config(config, layout.config)
-    chosen = _chosen(config, len(data.train))
+    images = Subset(data.train, distinct(data.train))
+    chosen = _chosen(config, len(images))
     progress.start(_info(config, layout, accelerator, data, net, len(chosen)))
-    seen = node_batches(net, Subset(data.train, chosen), config.loss)
+    seen = node_batches(net, Subset(images, chosen), config.loss)
     judges, batches = seen[::HELD_OUT], [batch for n, batch in enumerate(seen) if n % HELD_OUT]
     if config.run.method == "forward":
         train_forward(net.head, batches, fit)

@@ -157,9 +157,8 @@ class Bar:
 
     def _say_complete(self, info: RunInfo) -> None:
         text = (
-            f"this run is complete, all {info.total_steps} steps are taken, and its schedule ends there; to train "
-            "longer, start another:\n"
-            f"  messagenet train --config {info.folder / 'config.yaml'} --epochs N --out OTHER_FOLDER"
+            f"this run is complete, all {info.total_steps} steps are taken; to train it for longer:\n"
+            f"  messagenet train --out {info.folder} --resume --epochs N"
         )
         self.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
