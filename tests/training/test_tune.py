@@ -19,7 +19,7 @@ def test_the_best_of_all_combinations_is_set_and_saved(tmp_path) -> None:  # typ
     net = CRFNet("tiny", SCENES.classes, hidden=8)
     told: list[tuple[int, int]] = []
     trials = tune(net, SCENES, {"pairwise_scale": (0.0, 3.0, 9.0)}, progress=lambda *at: told.append(at))
-    assert told == [(1, 3), (2, 3), (3, 3)]
+    assert told == [(number, len(SCENES)) for number in range(1, len(SCENES) + 1)]
     assert [trial.mean_iou for trial in trials] == sorted((t.mean_iou for t in trials), reverse=True)
     for trial in trials:
         net.adjust(**trial.values)
@@ -34,8 +34,12 @@ def test_the_best_of_all_combinations_is_set_and_saved(tmp_path) -> None:  # typ
 
 def test_kernels_of_a_dense_crf() -> None:
     net = DeepLabCRF("tiny", SCENES.classes, hidden=8)
+    seen: list[object] = []
+    net.backbones["shared"].register_forward_hook(lambda *_: seen.append(1))
     trials = tune(net, Subset(SCENES, [0]), {"bilateral_weight": (1.0, 2.0), "bilateral_colour": (5.0,)})
     assert len(trials) == 2
+    assert len(seen) == 1  # the features do not depend on the kernels
+    assert score(Predictor(net), Subset(SCENES, [0])).mean_iou == pytest.approx(trials[0].mean_iou)
     assert net.kernels[1].weight == trials[0].values["bilateral_weight"]
     assert net.kernels[1].colour == 5.0
 

@@ -126,7 +126,7 @@ def tune(
     voids = void or net.void_values or None
     held_out = open_data(data, split, classes, voids, words(keep), rest)  # type: ignore[arg-type]
     with progress("trying") as bar:
-        task = bar.add_task("values", total=None)
+        task = bar.add_task("images", total=None)
         trials = search(
             net,
             Subset(held_out, range(min(limit, len(held_out)))),

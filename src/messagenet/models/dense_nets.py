@@ -28,7 +28,7 @@ from messagenet.estimators import MessagePassing
 from messagenet.graph import Relation
 from messagenet.inference.dense import Bilateral, DenseGraph, DenseMeanField, Gaussian
 from messagenet.learning.marginal import upsample
-from messagenet.models.segmentation_net import SegmentationNet, map_size
+from messagenet.models.segmentation_net import Features, SegmentationNet, map_size
 
 WORKING_STRIDES = (1, 2, 4)
 DEEPLAB = {
@@ -91,16 +91,17 @@ class _DenseNet(SegmentationNet):
 
     def unary_logits(self, images: Tensor, valid: Tensor | None = None) -> Tensor:
         """Logits at the nodes of the feature map, before the CRF, (B, K, h, w)."""
-        return super().forward(images, valid)
+        return super().logits_of(images, self.features(images), valid)
 
-    def forward(self, images: Tensor, valid: Tensor | None = None) -> Tensor:
+    def logits_of(self, images: Tensor, features: Features, valid: Tensor | None = None) -> Tensor:
         """Logits of the marginals at the cells of the CRF, (B, K, ⌈H/s⌉, ⌈W/s⌉); 0 in padding.
 
         Args:
             images: RGB in 0..1, (B, 3, H, W).
+            features: What the backbone makes of them.
             valid: Which pixels are image and not padding, (B, H, W).
         """
-        unary = self.unary_logits(images, valid)
+        unary = super().logits_of(images, features, valid)
         colours = cells(images, int(self.stride))  # (B, 3, ⌈H/s⌉, ⌈W/s⌉)
         if valid is None:
             return self.refined(colours, self._enlarged(unary, map_size(colours)))

@@ -179,7 +179,11 @@ class SegmentationNet(nn.Module):
             images: RGB in 0..1, (B, 3, H, W).
             valid: Which pixels are image and not padding, (B, H, W).
         """
-        return self.decided(*self._seen(images, valid))
+        return self.logits_of(images, self.features(images), valid)
+
+    def logits_of(self, images: Tensor, features: Features, valid: Tensor | None = None) -> Tensor:
+        """The same, from images whose features are known."""
+        return self.decided(features, self._existing(features, valid))
 
     def decided(self, features: Features, valid: Tensor | None = None) -> Tensor:
         """Logits at the nodes, (B, K, h, w), from the feature map; `valid` says which nodes exist, (B, h, w)."""
@@ -197,7 +201,11 @@ class SegmentationNet(nn.Module):
     def _seen(self, images: Tensor, valid: Tensor | None) -> tuple[Features, Tensor | None]:
         """The features, and which nodes exist."""
         features = self.features(images)
-        return features, None if valid is None else self.node_valid(valid, map_size(features))
+        return features, self._existing(features, valid)
+
+    def _existing(self, features: Features, valid: Tensor | None) -> Tensor | None:
+        """Which nodes exist, from such flags for pixels."""
+        return None if valid is None else self.node_valid(valid, map_size(features))
 
     def pixel_logits(self, images: Tensor, valid: Tensor | None = None) -> Tensor:
         """Logits at the pixels, (B, K, H, W), upsampled from the nodes."""

@@ -13,9 +13,10 @@ from typing import NamedTuple
 
 import torch
 
-from messagenet.data import SegmentationData, to_tensor
+from messagenet.data import Sample, SegmentationData, to_tensor
 from messagenet.errors import InputError
 from messagenet.evaluation import Confusion, mean_iou
+from messagenet.learning import upsample
 from messagenet.models import SegmentationNet
 from messagenet.prediction.scoring import require_same_classes
 
@@ -42,7 +43,7 @@ def tune(
         net: The network; it is put into evaluation mode.
         data: Held-out images with masks.
         candidates: Values to try for each setting; `net.adjustable` unless told.
-        progress: Called with (trials done, trials in all).
+        progress: Called with (images done, images in all).
     """
     candidates = net.adjustable if candidates is None else candidates
     if not candidates:
@@ -51,25 +52,32 @@ def tune(
     if len(data) == 0:
         raise InputError("there are no held-out images to tune on; give at least one")
     grid = [dict(zip(candidates, values, strict=True)) for values in product(*candidates.values())]
-    trials = []
-    for done, values in enumerate(grid, start=1):
-        net.adjust(**values)
-        trials.append(Trial(values, _score(net, data)))
+    confusions = [Confusion(data.classes.num_classes) for _ in grid]
+    net.eval()
+    for done, sample in enumerate(data, start=1):
+        _count(net, sample, grid, confusions)
         if progress:
-            progress(done, len(grid))
-    trials.sort(key=lambda trial: -trial.mean_iou)
+            progress(done, len(data))
+    found = [Trial(values, mean_iou(each.matrix)) for values, each in zip(grid, confusions, strict=True)]
+    trials = sorted(found, key=lambda trial: -trial.mean_iou)
     net.adjust(**trials[0].values)
     return trials
 
 
 @torch.inference_mode()
-def _score(net: SegmentationNet, data: SegmentationData) -> float:
-    net.eval()
-    confusion = Confusion(data.classes.num_classes)
-    for sample in data:
-        image, mask = to_tensor(sample)
-        if mask is None:
-            raise InputError(f"{sample.name} has no mask to tune with; use a split with masks")
-        logits = net.pixel_logits(image[None].to(net.device))
+def _count(
+    net: SegmentationNet,
+    sample: Sample,
+    grid: Sequence[Mapping[str, float]],
+    confusions: Sequence[Confusion],
+) -> None:
+    """Predicts a sample with all values, which its features do not depend on, and counts what is right."""
+    image, mask = to_tensor(sample)
+    if mask is None:
+        raise InputError(f"{sample.name} has no mask to tune with; use a split with masks")
+    images = image[None].to(net.device)
+    features = net.features(images)
+    for values, confusion in zip(grid, confusions, strict=True):
+        net.adjust(**values)
+        logits = upsample(net.logits_of(images, features), (images.shape[2], images.shape[3]), net.stride)
         confusion.update(logits.argmax(1).cpu().numpy(), mask[None].numpy())
-    return mean_iou(confusion.matrix)
