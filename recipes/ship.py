@@ -21,10 +21,15 @@ OKABE_ITO = {
 }
 
 
+LONGEST_SIDE = 512
+"""Of the photographs it has learned from, enlarged as far as in training."""
+
+
 def main(run: str, folder: str) -> None:
     """Reads the model of a run and writes it where the package looks for it."""
     net = SegmentationNet.from_pretrained(run)
     net.classes = Classes(net.classes.names, tuple(OKABE_ITO[name] for name in net.classes.names))
+    net.longest_side = LONGEST_SIDE
     print(net.save(folder, half=True))
 
 

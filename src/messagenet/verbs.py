@@ -100,6 +100,7 @@ def predict(
     flip: bool = False,
     scales: Sequence[float] = (1.0,),
     tile: int = 1024,
+    longest_side: int | None = None,
     refine: bool = False,
     ray: bool = False,
     workers: int | None = None,
@@ -116,6 +117,8 @@ def predict(
         flip: Also predict the mirror image and average.
         scales: Sizes to predict at and average.
         tile: Images larger than this many pixels are predicted in tiles.
+        longest_side: Larger images are reduced to this many pixels first, and the answer is enlarged; None for what
+            the model is for, 0 for never.
         refine: Refine with a dense CRF, which draws labels to the edges in the image.
         ray: Share the work out over a Ray cluster, or the cores of this machine.
         workers: How many processes Ray uses; all it has unless told.
@@ -124,7 +127,8 @@ def predict(
     """
     if report is not None:
         check_shown(save, report)
-    predictor = as_predictor(model, Views(flip, tuple(scales), tile, min(256, tile // 4)), refine=refine)
+    views = Views(flip, tuple(scales), tile, min(256, tile // 4), longest_side)
+    predictor = as_predictor(model, views, refine=refine)
     if ray:
         from messagenet.prediction.ray_data import predict_dataset
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from itertools import pairwise
 
 import numpy as np
@@ -95,6 +96,25 @@ def test_scales_average_marginals(net):
     marginals = Predictor(net, Views(scales=(0.5, 1.0, 1.5), flip=True)).marginals(image)
     assert marginals.shape == (3, 24, 40)
     torch.testing.assert_close(marginals.sum(0), torch.ones(24, 40), rtol=1e-4, atol=1e-4)
+
+
+def test_large_images_are_reduced_to_what_the_model_is_for(net, tmp_path):
+    image = picture(60, 120)
+    whole = Predictor(net).marginals(image)
+    half = Predictor(net, Views(scales=(0.5,))).marginals(image)
+    assert torch.equal(Predictor(net, Views(longest_side=60)).marginals(image), half)
+    assert torch.equal(Predictor(net, Views(longest_side=240)).marginals(image), whole)
+    net.longest_side = 60
+    saved = MessageNet.from_pretrained(net.save(tmp_path))
+    assert saved.longest_side == 60
+    assert torch.equal(Predictor(saved).marginals(image), half)
+    assert torch.equal(Predictor(saved, Views(longest_side=0)).marginals(image), whole)
+    with pytest.raises(InputError, match="0 for any size"):
+        Views(longest_side=-1)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"longest_side": "large"}))
+    with pytest.raises(InputError, match="longest_side is 'large'"):
+        MessageNet.from_pretrained(tmp_path)
 
 
 def test_files_are_written_in_every_kind(net, tmp_path):

@@ -39,6 +39,12 @@ def test_published_recipes_can_be_built(path: Path) -> None:
     assert ours == theirs
 
 
+def test_images_to_score_are_not_trained_on() -> None:
+    with pytest.raises(InputError, match=r"set data\.val_split=null"):
+        apply_overrides(load_config("tiny"), ["data.train_split=train+val"])
+    apply_overrides(load_config("tiny"), ["data.train_split=train+train"])
+
+
 def test_a_file_may_start_from_a_preset(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text("preset: fast\nrun: {epochs: 3}\nmodel: {neck: {filters: 1}}\n")

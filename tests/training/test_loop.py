@@ -310,7 +310,7 @@ def test_a_whole_model_can_be_taken_over(run: Run) -> None:
     ):
         with pytest.raises(InputError, match=words):
             run(folder, "model.pretrained_head=true", other, name="third")
-    with pytest.raises(InputError, match="needs a model to take the head from"):
+    with pytest.raises(InputError, match="to take the head from"):
         run("model.pretrained_head=true", name="third")
     model = load_config(second.folder / "config.yaml").model
     with pytest.raises(InputError, match="only for the same classes"):

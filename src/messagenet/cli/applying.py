@@ -51,6 +51,13 @@ def predict(
     tile: Annotated[
         int, typer.Option(help="Images larger than this many pixels are predicted in tiles.")
     ] = 1024,
+    longest_side: Annotated[
+        int | None,
+        typer.Option(
+            help="Larger images are reduced to this many pixels first, and the answer is enlarged; 0 for never. By "
+            "default what the model is for: the one in the box knows photographs of about 500."
+        ),
+    ] = None,
     refine: Annotated[
         bool,
         typer.Option("--refine", help="Refine with a dense CRF, which draws labels to edges in the image."),
@@ -82,6 +89,7 @@ def predict(
             flip=flip,
             scales=numbers(scales),
             tile=tile,
+            longest_side=longest_side,
             refine=refine,
             ray=ray,
             workers=workers,
@@ -92,7 +100,8 @@ def predict(
         for image in predicted.written:
             say(f"{image.name}: {found_in(predicted, image)}")
     if predicted.written:
-        say(f"{len(predicted.files)} files of {len(predicted.written)} images written to {out}")
+        images_text = "1 image" if len(predicted.written) == 1 else f"{len(predicted.written)} images"
+        say(f"{len(predicted.files)} files of {images_text} written to {out}")
     if report and predicted.written:
         say(f"report: {report}")
     if predicted.failed:

@@ -106,7 +106,8 @@ class Augment:
         contrast: Largest relative change of contrast.
         saturation: Largest relative change of saturation.
         longest_side: Size to which larger samples are brought before anything else.
-        paste: Share of the crops onto which the objects of another are pasted, if it has any.
+        paste: Share of the crops onto which the objects of another are pasted: what is not "background", or half of
+            its classes where none is called so.
 
     >>> Augment.paper(crop=321)
     Augment(scales=(0.8, 0.9, 1.0, 1.1, 1.2), scale_range=None, crop=(321, 321), mirror=True, ...)

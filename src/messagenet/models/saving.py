@@ -33,6 +33,7 @@ KEYS = ("format", "model", "classes", "relations", "settings")
 STORED = "stored"
 HALF = "fp16"
 VOID_VALUES = "void_values"
+LONGEST = "longest_side"
 
 
 def save_model(net: SegmentationNet, folder: str | Path, half: bool = False) -> Path:
@@ -51,6 +52,8 @@ def save_model(net: SegmentationNet, folder: str | Path, half: bool = False) -> 
         "relations": [relation.to_dict() for relation in net.relations],
         "settings": net.settings,
     }
+    if net.longest_side is not None:
+        config[LONGEST] = net.longest_side
     state = {name: values.detach().contiguous().cpu() for name, values in net.state_dict().items()}
     if half:
         config[STORED] = HALF
@@ -107,6 +110,7 @@ def load_model(
         raise InputError(f"{path} does not describe a model ({error}); save the model again") from error
     _check_keys(f"{path}: settings", {"backbone": name, **settings}, (*net.settings, VOID_VALUES))
     _load_weights(net, folder / WEIGHTS)
+    net.longest_side = config.get(LONGEST)
     return (net.float() if config.get(STORED) == HALF else net).eval()
 
 
@@ -134,7 +138,10 @@ def read_config(folder: Path) -> dict[str, Any]:
         raise InputError(f"{path} is not valid json ({error}); save the model again") from error
     if not isinstance(config, dict):
         raise InputError(f"{path} does not describe a model; save the model again")
-    _check_keys(str(path), {STORED: None, **config}, (*KEYS, STORED))
+    _check_keys(str(path), {STORED: None, LONGEST: None, **config}, (*KEYS, STORED, LONGEST))
+    side = config.get(LONGEST)
+    if side is not None and (type(side) is not int or side < 1):
+        raise InputError(f"{path}: {LONGEST} is {side!r}; give a number of pixels")
     if config.get(STORED) not in (None, HALF):
         raise InputError(f"{path}: parameters are stored as {config[STORED]!r}; this version reads {HALF!r}")
     if config["format"] != FORMAT:

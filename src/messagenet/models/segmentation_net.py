@@ -49,6 +49,7 @@ class SegmentationNet(nn.Module):
         stride: Image pixels per node of what `forward` returns.
         feature_stride: Image pixels per node of the feature map.
         settings: What `save` writes, and what the network can be built from again.
+        longest_side: The pictures it is for: prediction reduces larger ones to so many pixels. None for any size.
     """
 
     options: ClassVar[tuple[str, ...]] = ()
@@ -86,6 +87,7 @@ class SegmentationNet(nn.Module):
         self.classes = as_classes(classes)
         self.relations = tuple(relations)
         self.void_values = tuple(void_values)
+        self.longest_side: int | None = None
         self.settings: dict[str, Any] = {
             "backbone": backbone if isinstance(backbone, str) else None,
             "backbone_options": dict(backbone_options or {}),

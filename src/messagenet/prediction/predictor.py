@@ -34,15 +34,18 @@ class Views:
 
     Attributes:
         flip: Also predict the mirror image.
-        scales: Sizes at which to predict.
+        scales: Sizes at which to predict, as factors of the image's, or of what it is reduced to.
         tile: Largest side, in pixels, that is predicted in one piece; larger images are tiled.
         overlap: How far tiles overlap, in pixels.
+        longest_side: Larger images are reduced to this many pixels first, and the answer is enlarged; None for what
+            the model is for, 0 for never.
     """
 
     flip: bool = False
     scales: tuple[float, ...] = (1.0,)
     tile: int = 1024
     overlap: int = 256
+    longest_side: int | None = None
 
     def __post_init__(self) -> None:
         if not self.scales or not all(0 < scale <= 16 for scale in self.scales):
@@ -53,6 +56,10 @@ class Views:
             raise InputError(
                 f"tile is {self.tile} and overlap {self.overlap} pixels; a tile has at least 64 and overlaps "
                 "by at most half of itself"
+            )
+        if self.longest_side is not None and self.longest_side < 0:
+            raise InputError(
+                f"longest_side is {self.longest_side}; give a number of pixels, or 0 for any size"
             )
 
 
@@ -102,14 +109,22 @@ class Predictor:
                 f"an image must be RGB bytes (height, width, 3), not {image.dtype} {image.shape}"
             )
         pixels = torch.from_numpy(np.ascontiguousarray(image.transpose(2, 0, 1)))[None]
-        views = [self._view(pixels, scale, flip) for scale in self.views.scales for flip in self._flips]
-        if len(views) == 1 and self.views.scales == (1.0,):
+        reduction = self._reduction(max(image.shape[:2]))
+        scales = [reduction * scale for scale in self.views.scales]
+        views = [self._view(pixels, scale, flip) for scale in scales for flip in self._flips]
+        if len(views) == 1 and scales == [1.0]:
             return views[0][0]
         return torch.stack([torch.softmax(view, 1) for view in views]).mean(0).clamp(min=1e-12).log()[0]
 
     @property
     def _flips(self) -> Sequence[bool]:
         return (False, True) if self.views.flip else (False,)
+
+    def _reduction(self, side: int) -> float:
+        """What an image with this longest side is multiplied by before anything else."""
+        asked = self.views.longest_side
+        most = self.net.longest_side if asked is None else asked
+        return min(1.0, most / side) if most else 1.0
 
     def _view(self, pixels: Tensor, scale: float, flip: bool) -> Tensor:
         """Node logits (1, K, h, w) of one view, at the nodes of the image itself."""

@@ -130,8 +130,8 @@ def _first_weights(net: SegmentationNet, config: ModelConfig) -> frozenset[str]:
     if config.pretrained is None or net.settings["backbone"] != config.backbone:
         if config.pretrained_head:
             raise InputError(
-                "model.pretrained_head needs a model to take the head from; set model.pretrained to its folder, and "
-                "machine_features to learned ones"
+                "model.pretrained_head needs a model with this backbone to take the head from; set model.pretrained to "
+                "its folder"
             )
         return frozenset()
     folder = model_folder(config.pretrained)
@@ -182,7 +182,7 @@ def _all_taken_over(net: SegmentationNet, trained: SegmentationNet, folder: Path
     if trained.classes.names != net.classes.names:
         raise InputError(
             f"the model in {folder} tells {', '.join(trained.classes.names)} apart, the data have "
-            f"{', '.join(net.classes.names)}; its head can be taken over only for the same classes"
+            f"{', '.join(net.classes.names)}; its head can be taken over only for the same classes in the same order"
         )
     if other := _first_difference(net, trained):
         raise InputError(

@@ -47,6 +47,10 @@ class DataConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        if "+" in self.train_split and self.val_split in self.train_split.split("+"):
+            raise InputError(
+                f"data.train_split {self.train_split} has the images that are to be scored; set data.val_split=null"
+            )
         at_least(0, balance=self.balance)
         at_most(1, balance=self.balance)
         if self.val_limit is not None:

@@ -158,7 +158,7 @@ class Bar:
     def _say_complete(self, info: RunInfo) -> None:
         text = (
             f"this run is complete, all {info.total_steps} steps are taken; to train it for longer:\n"
-            f"  messagenet train --out {info.folder} --resume --epochs N"
+            f"  messagenet train --out {info.folder} --resume --epochs N (or --set run.steps=N)"
         )
         self.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
