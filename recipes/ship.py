@@ -22,7 +22,7 @@ OKABE_ITO = {
 
 
 LONGEST_SIDE = 512
-"""Of the photographs it has learned from, enlarged as far as in training."""
+"""Pixels: it has learned from photographs of 384, enlarged by up to 1.8, and was scored on photographs of 500."""
 
 
 def main(run: str, folder: str) -> None:

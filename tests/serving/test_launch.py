@@ -15,7 +15,9 @@ import pytest
 from messagenet import InputError, cli, serving
 from messagenet.models import UnaryNet
 from messagenet.serving import launch
-from messagenet.serving.launch import is_loopback, listening
+from messagenet.serving.launch import is_loopback, limits_for, listening
+from messagenet.serving.limits import Limits
+from messagenet.serving.served_models import load_models
 
 
 @pytest.fixture
@@ -47,6 +49,16 @@ def test_the_command_serves_until_it_is_interrupted(model):
     assert process.returncode == 0
     lines = [json.loads(line) for line in log.splitlines()]
     assert [(line["event"], line["path"], line["status"]) for line in lines] == [("request", "/models", 200)]
+
+
+def test_pictures_are_reduced_to_what_all_models_are_for(tmp_path):
+    folders = []
+    for name, side in (("any", None), ("small", 200), ("large", 5000)):
+        net = UnaryNet("tiny", 3, hidden=8)
+        net.longest_side = side
+        folders.append(net.save(tmp_path / name))
+    assert limits_for(load_models(folders)).side == 200
+    assert limits_for(load_models([folders[0], folders[2]])).side == Limits.side
 
 
 def test_a_port_in_use(model, monkeypatch, capsys):

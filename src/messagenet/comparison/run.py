@@ -251,7 +251,5 @@ def _scores(net: SegmentationNet, data: SegmentationData, config: TrainConfig, w
     assert config.run.cache_folder is not None, "all rows share one"
     cache = scoring_cache(net, data, Path(config.run.cache_folder), config)
     workers = default_workers(1) if config.run.workers is None else config.run.workers
-    cache.build(
-        start_processes(config.run.precision), workers, watcher.features
-    )  # the first row makes them all
+    cache.build(start_processes(config.run.precision), workers, watcher.features)
     return cached_scores(net, cache)

@@ -24,7 +24,7 @@ from messagenet.serving.logs import LOGGER, JsonLines
 from messagenet.serving.metrics import Metrics
 from messagenet.serving.samples import open_samples
 from messagenet.serving.security import WILDCARDS, as_address
-from messagenet.serving.served_models import load_models
+from messagenet.serving.served_models import ServedModel, load_models
 from messagenet.serving.slow_clients import PatientProtocol
 
 BACKLOG = 128
@@ -34,8 +34,8 @@ SHUTDOWN_SECONDS = 5
 def run(folders: Sequence[Path], host: str, port: int, samples: Path | None, open_browser: bool) -> None:
     """Serves models until interrupted; see `messagenet.serving.serve`."""
     with listening(host, port) as listener:
-        limits = Limits()
-        explorer = Explorer(load_models(folders), limits, Metrics())
+        models = load_models(folders)
+        explorer = Explorer(models, limits_for(models), Metrics())
         app = create_app(explorer, open_samples(samples), host)
         log_as_json()
         address = url(host, listener.getsockname()[1])
@@ -56,6 +56,12 @@ def run(folders: Sequence[Path], host: str, port: int, samples: Path | None, ope
         )
         with suppress(KeyboardInterrupt):  # how a server is meant to end
             uvicorn.Server(config).run(sockets=[listener])
+
+
+def limits_for(models: Sequence[ServedModel]) -> Limits:
+    """The usual bounds, with pictures reduced to what all of the models are for."""
+    sides = [model.net.longest_side for model in models if model.net.longest_side is not None]
+    return Limits(side=min([Limits.side, *sides]))
 
 
 def listening(host: str, port: int) -> socket.socket:
