@@ -243,7 +243,7 @@ def test_features_of_a_frozen_backbone_are_computed_once_for_all_rows(
 ) -> None:
     frozen = small("run.freeze_backbone=true", "run.cache_features=true", "run.cache_precision=fp32")
     sets = scenes()
-    found = compare(["unary", "message"], frozen, [0, 1], tmp_path, held_out=2, data=sets)
+    found = compare(["unary", "message", "deeplab_crf"], frozen, [0, 1], tmp_path, held_out=2, data=sets)
     assert (
         len(list((tmp_path / "features").iterdir())) == 4
     )  # training and scored images, for each random backbone

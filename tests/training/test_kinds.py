@@ -118,7 +118,7 @@ def test_what_cannot_be_is_said_before_training(
         small(*overrides)
 
 
-@pytest.mark.parametrize("kind", ["context_crf", "inference_machine", "ensemble", "dilated"])
+@pytest.mark.parametrize("kind", ["context_crf", "deeplab_crf", "inference_machine", "ensemble", "dilated"])
 def test_kept_features_train_the_same_head(
     kind: str, run: Callable[..., TrainResult], tmp_path: Path
 ) -> None:

@@ -177,7 +177,7 @@ def _fair(rows: Sequence[Row], config: TrainConfig) -> TrainConfig:
 def _row_config(row: Row, shared: TrainConfig, seed: int, features: Path | None) -> TrainConfig:
     """The configuration of a row; a frozen backbone's features are cached for all rows that can use them."""
     config = row.config(shared, seed)
-    if features is None or not KINDS[config.model.kind].network.from_features:
+    if features is None or not KINDS[config.model.kind].network.learns_from_features:
         return config
     return apply_overrides(config, ["run.cache_features=true", f"run.cache_folder={features}"])
 
@@ -245,8 +245,8 @@ def _outcome(
 
 
 def _scores(net: SegmentationNet, data: SegmentationData, config: TrainConfig, watcher: Watcher) -> Scores:
-    """The scores of a model, from cached features if it was trained on such."""
-    if not config.run.cache_features:
+    """The scores of a model, from cached features if it was trained on such and needs nothing else."""
+    if not (config.run.cache_features and net.decides_from_features):
         return score(Predictor(net), data)
     assert config.run.cache_folder is not None, "all rows share one"
     cache = scoring_cache(net, data, Path(config.run.cache_folder), config)

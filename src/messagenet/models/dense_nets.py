@@ -45,7 +45,7 @@ class _DenseNet(SegmentationNet):
     """A unary network, and a dense CRF on its logits."""
 
     uses_relations = False
-    from_features = False
+    learns_from_features = decides_from_features = False
     first_kernels: ClassVar[Mapping[str, float]] = DEEPLAB
     options = ("neck", "hidden", "working_stride", "kernels")
     head: MessagePassing
@@ -180,6 +180,7 @@ class DeepLabCRF(_DenseNet):
         kernels: Any of `DEEPLAB` to change: weights, lengths in pixels, colours in 0..255.
     """
 
+    learns_from_features = True
     adjustable: ClassVar[Mapping[str, tuple[float, ...]]] = {
         "bilateral_weight": (3.0, 5.0, 10.0),
         "bilateral_position": (10.0, 30.0, 80.0),

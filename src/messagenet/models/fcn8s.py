@@ -63,7 +63,7 @@ class FCN8s(SegmentationNet):
     """
 
     uses_relations = False
-    from_features = False
+    learns_from_features = decides_from_features = False
 
     def __init__(
         self,

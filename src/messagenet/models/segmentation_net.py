@@ -61,8 +61,11 @@ class SegmentationNet(nn.Module):
     own_objective: ClassVar[bool] = False
     """Whether the head is trained with an objective of its own, which is at the nodes."""
 
-    from_features: ClassVar[bool] = True
-    """Whether the feature map is all that logits and loss need, so that it can be kept instead of the image."""
+    learns_from_features: ClassVar[bool] = True
+    """Whether the feature map is all that the loss needs, so that training can keep it instead of the image."""
+
+    decides_from_features: ClassVar[bool] = True
+    """Whether it is all that the logits need."""
 
     adjustable: ClassVar[Mapping[str, tuple[float, ...]]] = {}
     """Settings that training does not learn, and values to try for them on held-out images: see `adjust`."""

@@ -149,7 +149,7 @@ class FeatureCache(Dataset[Entry]):
         loss, dtype = self.settings.loss, DTYPES[self.settings.precision]
         truth = mask
         if loss.resolution == "nodes":
-            truth = node_labels(mask[None], (height, width), net.stride, loss.cell_label)[0]
+            truth = node_labels(mask[None], (height, width), net.judged_stride, loss.cell_label)[0]
         tensors = {
             f"{FEATURES}{name}": values[0].to("cpu", dtype).contiguous() for name, values in by_type.items()
         }

@@ -61,7 +61,7 @@ def _needs(kind: str | None) -> dict[str, dict[str, Any]]:
     network = KINDS[kind].network
     at_nodes = {"loss": {"resolution": "nodes", "label_smoothing": 0.0}}
     from_images = {"run": {"cache_features": False}}
-    return (at_nodes if network.own_objective else {}) | ({} if network.from_features else from_images)
+    return (at_nodes if network.own_objective else {}) | ({} if network.learns_from_features else from_images)
 
 
 def _sections(data: str | None, shortcuts: dict[str, Any]) -> dict[str, dict[str, Any]]:

@@ -229,7 +229,7 @@ class TrainConfig:
                 "persistent messages are of images that stay as they are; leave out the augmentation, or set "
                 "model.persistent_messages=false"
             )
-        if self.run.cache_features and not network.from_features:
+        if self.run.cache_features and not network.learns_from_features:
             raise InputError(
                 f"{kind} needs more than one feature map of an image; set run.cache_features=false"
             )

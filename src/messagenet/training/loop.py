@@ -171,7 +171,7 @@ class _Run:
         return FeatureCache(self.learner.net, self.data.train, self._cache_folder, settings)
 
     def _scoring_cache(self, data: SegmentationData) -> FeatureCache | None:
-        if not self.config.run.cache_features:
+        if not (self.config.run.cache_features and self.learner.net.decides_from_features):
             return None
         return scoring_cache(self.learner.net, data, self._cache_folder, self.config)
 
