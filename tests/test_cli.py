@@ -14,6 +14,7 @@ from PIL import Image
 
 from command import run
 from messagenet.data import SCENE_CLASSES, SyntheticScenes
+from messagenet.estimators import field
 from messagenet.models import MessageNet, UnaryNet
 
 
@@ -206,6 +207,15 @@ def test_predict_refuses_what_is_no_image_and_writes_nothing(model, tmp_path, ca
     assert run("predict", tmp_path / "empty", "--model", model, "--out", tmp_path / "out") == 2
     assert run("predict", tmp_path, "--model", model, "--scales", "big") == 2
     assert not (tmp_path / "out").exists()
+
+
+def test_a_tiny_picture_is_predicted_with_a_note(model, tmp_path, capsys):
+    field._warn_empty.cache_clear()  # told once in a process
+    Image.new("RGB", (3, 3)).save(tmp_path / "dot.png")
+    assert run("predict", tmp_path / "dot.png", "--model", model, "--out", tmp_path / "out") == 0
+    said = capsys.readouterr().err
+    assert said.startswith("note: on an image this small (1×1 nodes) no message comes from 'surrounding'")
+    assert "Warning" not in said
 
 
 def test_odd_names_and_places_are_shown_as_they_are(model, tmp_path, capsys):

@@ -17,7 +17,7 @@ import typer
 from messagenet._version import __version__
 from messagenet.cli.applying import evaluate, predict, serve
 from messagenet.cli.learning import settings, train, tune
-from messagenet.cli.screen import complain, console
+from messagenet.cli.screen import complain, console, noted_warnings
 from messagenet.cli.studying import check, compare, demo, infer
 from messagenet.errors import InputError
 
@@ -26,7 +26,8 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
     help="Learned message passing for structured prediction: segment images with context that CNNs learn to pass.\n\n"
-    "Start with `messagenet demo`; then `messagenet train --data folder:DIR --out runs/mine`.",
+    "Start with `messagenet predict photo.jpg` or `messagenet demo`; then "
+    "`messagenet train --data folder:DIR --out runs/mine`.",
 )
 data_app = typer.Typer(no_args_is_help=True, help="Look at data sets before training on them.")
 app.add_typer(data_app, name="data")
@@ -46,9 +47,10 @@ def version(
 
 
 def main() -> None:
-    """The entry point: turns bad input into one line and exit code 2."""
+    """The entry point: turns bad input into one line and exit code 2, warnings into notes."""
     try:
-        app()
+        with noted_warnings():
+            app()
     except InputError as error:
         complain(str(error))
         sys.exit(2)

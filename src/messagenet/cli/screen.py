@@ -1,14 +1,19 @@
-"""What commands print on: the console, lines, complaints, progress bars."""
+"""What commands print on: the console, lines, complaints, notes, progress bars."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
 console = Console()
+PACKAGE = Path(__file__).parents[1]
 
 
 def say(text: str) -> None:
@@ -20,6 +25,32 @@ def complain(text: str) -> None:
     """One line about what the user can mend."""
     line = Text.assemble(("error:", "bold red"), " ", text)
     Console(stderr=True).print(line, soft_wrap=True, highlight=False)
+
+
+@contextmanager
+def noted_warnings() -> Iterator[None]:
+    """Meanwhile, what this package warns of is one line; other packages' warnings stay as they are."""
+    usual = warnings.showwarning
+
+    def show(
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
+    ) -> None:
+        if Path(filename).is_relative_to(PACKAGE):
+            text = Text.assemble(("note:", "bold yellow"), " ", str(message))
+            Console(stderr=True).print(text, soft_wrap=True, highlight=False)
+        else:
+            usual(message, category, filename, lineno, file, line)
+
+    warnings.showwarning = show
+    try:
+        yield
+    finally:
+        warnings.showwarning = usual
 
 
 def progress(title: str) -> Progress:

@@ -76,8 +76,9 @@ def layout(height: int, width: int, relations: tuple[Relation, ...]) -> GridGrap
 @cache
 def _warn_empty(relation: Relation, height: int, width: int) -> None:
     warnings.warn(
-        f"relation {relation.name!r} reaches no node on a map of {height}×{width}: a fraction of "
-        f"{relation.fraction} of the short edge is less than one cell; give its size in cells instead",
+        f"on an image this small ({height}×{width} nodes) no message comes from {relation.name!r}: "
+        f"{relation.fraction} of the short edge is less than one node; use larger images, or give the relation's size "
+        "in cells",
         RuntimeWarning,
         stacklevel=2,
     )
