@@ -12,7 +12,7 @@ from messagenet import InputError, surrounding
 from messagenet.learning import upsample
 from messagenet.models import MessageNet, UnaryNet
 from messagenet.prediction import Predictor, Views, predict_files, score
-from messagenet.prediction.enlarge import pixel_strips
+from messagenet.prediction.enlarge import most_probable, pixel_strips
 from messagenet.prediction.tiles import joined_logits, spans
 
 
@@ -26,18 +26,27 @@ def picture(height, width, seed=0):
     return np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
 
 
+@pytest.mark.parametrize("rows", [7, 16, 32])
 @pytest.mark.parametrize(
-    ("size", "stride"), [((37, 50), 4.0), ((16, 16), 16.0), ((41, 30), 40 / 3), ((1, 1), 8.0)]
+    ("size", "stride"),
+    [((37, 50), 4.0), ((16, 16), 16.0), ((41, 30), 40 / 3), ((1, 1), 8.0), ((97, 33), 8.0)],
 )
-def test_strips_equal_one_enlargement(size, stride):
+def test_strips_equal_one_enlargement(size, stride, rows):
     nodes = [int(-(-side // stride)) for side in size]
     logits = torch.randn(1, 5, *nodes, dtype=torch.float64)
     whole = upsample(logits, size, stride)[0]
-    strips = torch.cat(list(pixel_strips(logits[0], size, stride, rows=7)), 1)
+    strips = torch.cat(list(pixel_strips(logits[0], size, stride, rows)), 1)
+    assert strips.shape[1:] == size
     tolerance = (
         1e-6 if stride == int(stride) else 0.05
     )  # a fractional stride is rounded to whole pixels in `upsample`
     torch.testing.assert_close(strips, whole, rtol=tolerance, atol=tolerance * float(whole.abs().max()))
+
+
+@pytest.mark.parametrize("num_classes", [1, 2, 21, 255])
+def test_the_first_of_equally_probable_classes(num_classes):
+    values = torch.randint(0, 5, (num_classes, 20, 30)).float()
+    assert (most_probable(values) == values.numpy().argmax(0)).all()
 
 
 @pytest.mark.parametrize("size", [(30, 45), (4, 4), (1, 1), (33, 7)])

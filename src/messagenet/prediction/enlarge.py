@@ -6,12 +6,15 @@ row this gives exactly the values of `messagenet.learning.upsample`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+
+from messagenet.learning.marginal import upsample
 
 
 def sampled(values: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
@@ -45,11 +48,27 @@ def pixel_strips(logits: Tensor, size: tuple[int, int], stride: float, rows: int
     [(3, 4, 7), (3, 1, 7)]
     """
     height, width = size
-    across = node_places(torch.arange(width, device=logits.device, dtype=torch.float64) + 0.5, stride)
+    aligned = stride == int(stride) and rows % stride == 0
+    strip = _cut_strip if aligned else _sampled_strip
     for start in range(0, height, rows):
-        stop = min(start + rows, height)
-        down = torch.arange(start, stop, device=logits.device, dtype=torch.float64) + 0.5
-        yield sampled(logits, node_places(down, stride), across)
+        yield strip(logits, start, min(start + rows, height), width, stride)
+
+
+def _sampled_strip(logits: Tensor, start: int, stop: int, width: int, stride: float) -> Tensor:
+    """Pixel rows `start` to `stop`, wherever they lie between the nodes."""
+    down, across = (
+        torch.arange(first, end, device=logits.device, dtype=torch.float64) + 0.5
+        for first, end in ((start, stop), (0, width))
+    )
+    return sampled(logits, node_places(down, stride), node_places(across, stride))
+
+
+def _cut_strip(logits: Tensor, start: int, stop: int, width: int, stride: float) -> Tensor:
+    """The same where `start` is the edge of a cell: those cells and one more on either side, enlarged and cut."""
+    first = max(0, round(start / stride) - 1)
+    cells = logits[None, :, first : math.ceil(stop / stride) + 1]
+    top = round(first * stride)
+    return upsample(cells, (stop - top, width), stride)[0, :, start - top :]
 
 
 def most_probable(values: Tensor) -> npt.NDArray[np.uint8]:
@@ -58,7 +77,11 @@ def most_probable(values: Tensor) -> npt.NDArray[np.uint8]:
     >>> most_probable(torch.tensor([[[0.2, 0.7]], [[0.8, 0.3]]]))
     array([[1, 0]], dtype=uint8)
     """
-    labels: npt.NDArray[np.uint8] = (
-        values.max(0).indices.to(torch.uint8).cpu().numpy()
-    )  # argmax is far slower
-    return labels
+    best = values[0]
+    labels = torch.zeros_like(best, dtype=torch.uint8)
+    for number, each in enumerate(values[1:], start=1):  # twice as fast as max over the first dimension
+        better = (each > best).view(torch.uint8)
+        labels = torch.maximum(labels, better * number)
+        best = torch.maximum(best, each)
+    found: npt.NDArray[np.uint8] = labels.cpu().numpy()
+    return found
