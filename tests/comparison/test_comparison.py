@@ -14,15 +14,16 @@ import pytest
 
 from messagenet.comparison import ROWS, Outcome, Row, compare, lines, markdown
 from messagenet.comparison import run as comparison_run
-from messagenet.comparison.cost import Cost
+from messagenet.comparison.cost import Cost, measure
 from messagenet.comparison.rows import find_rows
-from messagenet.data import Joined, Sample, SyntheticScenes
+from messagenet.data import SCENE_CLASSES, Joined, Sample, SyntheticScenes
 from messagenet.errors import InputError
 from messagenet.evaluation import Scores
 from messagenet.models import KINDS, SegmentationNet
 from messagenet.models.controls import parameter_count
 from messagenet.prediction import Predictor, score
 from messagenet.training import DataSets, TrainConfig, apply_overrides, load_config
+from messagenet.training.build import build_network
 
 SMALL = (
     "model.hidden=8",
@@ -51,7 +52,7 @@ def cheap(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """Costs that are not measured; the models they were asked for."""
     asked: list[Path] = []
 
-    def measured(folder: Path, height: int, width: int, batch_size: int) -> Cost:
+    def measured(folder: Path, height: int, width: int, batch_size: int, frozen: bool) -> Cost:
         asked.append(folder)
         assert (height, width, batch_size) == (32, 32, 2)
         return Cost(0.01, 0.02, 3.0)
@@ -194,7 +195,26 @@ def test_costs_are_measured_in_a_process_of_their_own(
     assert 0 <= found.cost.prediction_megabytes < 500
     monkeypatch.setattr(sys, "executable", "false")
     with pytest.raises(InputError, match="cannot be measured"):
-        comparison_run.measured(tmp_path / "nothing", 32, 32, 2)
+        comparison_run.measured(tmp_path / "nothing", 32, 32, 2, False)
+
+
+@pytest.mark.parametrize("kind", ["message", "deeplab_crf", "crf_rnn"])
+def test_a_frozen_backbone_is_no_part_of_a_training_step(kind: str) -> None:
+    config = small(f"model.kind={kind}")
+    net = build_network(config.model, SCENE_CLASSES).net
+    seen: list[int] = []
+    backbone = net.backbones["shared"]
+    backbone.register_forward_hook(lambda module, images, result: seen.append(len(images[0])))
+    measure(net, 32, 32, 3)
+    assert len([count for count in seen if count == 3]) == 4
+    assert all(parameter.grad is not None for parameter in backbone.parameters())
+    seen.clear()
+    net.zero_grad(set_to_none=True)
+    measure(net, 32, 32, 3, frozen=True)
+    from_images = 4 if kind == "crf_rnn" else 0
+    assert len([count for count in seen if count == 3]) == from_images
+    assert all(parameter.grad is None for parameter in backbone.parameters())
+    assert all(parameter.grad is not None for parameter in net.head.parameters())
 
 
 def test_lines_are_means_and_spreads_over_seeds() -> None:

@@ -1,6 +1,7 @@
 """What a trained model costs: time and memory of a training step and of a prediction, measured in a clean process.
 
-    python -m messagenet.comparison.cost runs/mine/last 96 96 8        one line of json
+    python -m messagenet.comparison.cost runs/mine/last 96 96 8           one line of json
+    python -m messagenet.comparison.cost runs/mine/last 96 96 8 frozen    the same of a backbone that is not trained
 
 Memory is the growth of the largest resident size of the process (on a GPU, the largest amount allocated), and a
 process has only one such largest: hence one of its own for each model, and predictions before training steps.
@@ -21,12 +22,16 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from messagenet.errors import InputError
+from messagenet.learning import node_labels
 from messagenet.models import SegmentationNet
+from messagenet.models.segmentation_net import map_size
 from messagenet.prediction import Predictor
 
 TURNS = 3
+FROZEN = "frozen"
 
 
 @dataclass(frozen=True)
@@ -34,7 +39,8 @@ class Cost:
     """What a model costs.
 
     Attributes:
-        step_seconds: Forward, loss and backward of one batch, without reading images or changing weights.
+        step_seconds: Forward, loss and backward of one batch, without reading images or changing weights. With a
+            frozen backbone, of what is trained: from its features, if they are all that is needed.
         prediction_seconds: One image to its marginals.
         prediction_megabytes: Memory that it takes on top of the model.
     """
@@ -44,7 +50,7 @@ class Cost:
     prediction_megabytes: float
 
 
-def measured(folder: Path, height: int, width: int, batch_size: int) -> Cost:
+def measured(folder: Path, height: int, width: int, batch_size: int, frozen: bool) -> Cost:
     """Measures a saved model in a process of its own.
 
     Args:
@@ -52,10 +58,12 @@ def measured(folder: Path, height: int, width: int, batch_size: int) -> Cost:
         height: Of the images.
         width: Of the images.
         batch_size: Images per training step.
+        frozen: Whether its backbone was not trained.
     """
     command = [sys.executable, "-m", "messagenet.comparison.cost", str(folder)]
+    numbers = map(str, (height, width, batch_size))
     done = subprocess.run(
-        [*command, *map(str, (height, width, batch_size))], capture_output=True, text=True, check=False
+        [*command, *numbers, *([FROZEN] if frozen else [])], capture_output=True, text=True, check=False
     )
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
@@ -63,29 +71,50 @@ def measured(folder: Path, height: int, width: int, batch_size: int) -> Cost:
     return Cost(**json.loads(done.stdout.splitlines()[-1]))
 
 
-def measure(net: SegmentationNet, height: int, width: int, batch_size: int) -> Cost:
+def measure(net: SegmentationNet, height: int, width: int, batch_size: int, frozen: bool = False) -> Cost:
     """Measures a model in this process."""
     torch.manual_seed(0)
-    images = torch.rand(batch_size, 3, height, width, device=net.device)
-    masks = torch.randint(0, net.classes.num_classes, (batch_size, height, width), device=net.device)
-
     predictor = Predictor(net)
     image = np.random.default_rng(0).integers(0, 256, (height, width, 3), np.uint8)
 
     def predict() -> None:
         predictor.marginals(image)
 
-    def step() -> None:
-        net.zero_grad(set_to_none=True)
-        net.loss(images, masks).mean.backward()
-
     predictor.marginals(image[:16, :16])  # loads what is compiled or read on first use
     before = _largest()
     predict()
     megabytes = (_largest() - before) / 2**20
     prediction_seconds = _seconds(predict)
+
+    if frozen:
+        net.backbones.requires_grad_(False)
+    loss = _loss_of(net, height, width, batch_size, frozen and net.learns_from_features)
     net.train()
+
+    def step() -> None:
+        net.zero_grad(set_to_none=True)
+        loss().backward()
+
     return Cost(_seconds(step), prediction_seconds, megabytes)
+
+
+def _loss_of(
+    net: SegmentationNet, height: int, width: int, batch_size: int, from_features: bool
+) -> Callable[[], Tensor]:
+    """The loss of a batch of random images and labels, as often as wanted."""
+    images = torch.rand(batch_size, 3, height, width, device=net.device)
+    masks = torch.randint(0, net.classes.num_classes, (batch_size, height, width), device=net.device)
+    if not from_features:
+        return lambda: net.loss(images, masks).mean
+    with torch.no_grad():
+        one = net.features(images[:1])
+    labels = node_labels(masks, map_size(one), net.judged_stride)
+    batch = (
+        one.repeat(batch_size, 1, 1, 1)
+        if isinstance(one, Tensor)
+        else {name: each.repeat(batch_size, 1, 1, 1) for name, each in one.items()}
+    )
+    return lambda: net.loss(batch, labels, are_features=True).mean
 
 
 def _seconds(function: Callable[[], Any]) -> float:
@@ -118,4 +147,5 @@ def _largest() -> float:
 if __name__ == "__main__":
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = SegmentationNet.from_pretrained(sys.argv[1]).to(device)
-    print(json.dumps(asdict(measure(model, *map(int, sys.argv[2:5])))))
+    rows, columns, images = map(int, sys.argv[2:5])
+    print(json.dumps(asdict(measure(model, rows, columns, images, FROZEN in sys.argv[5:]))))

@@ -236,7 +236,7 @@ def _outcome(
         net.outputs_per_factor,
         result.steps,
         result.seconds,
-        cost or measured(folder / "model", height, width, config.run.batch_size),
+        cost or measured(folder / "model", height, width, config.run.batch_size, config.run.freeze_backbone),
         trials[0].values if trials else {},
         scores.expected_calibration_error,
         scores.sizes[0].accuracy if scores.sizes else None,
