@@ -19,6 +19,12 @@ def test_a_clean_folder(folder: Path) -> None:
     assert report.void_pixels == 60
     assert "no problems found" in report.summary()
     assert " 25.00%" in report.summary()
+    sizes = [len(FolderData(folder, split=split)) for split in ("train", "val")]
+    assert f"training: learns from {sizes[0]}, scores itself on {sizes[1]}" in report.summary()
+    (folder / "train.txt").write_text(f"{FolderData(folder).sample_name(0)}\n")
+    assert check_data(folder).notes == [
+        f'{folder} has the splits train but no "val"; add {folder / "images" / "val"}/ or {folder / "val.txt"}'
+    ]
 
 
 def test_every_problem_is_collected(

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from messagenet.data.classes import VOID, Classes
 from messagenet.data.dataset import PairedFiles, SegmentationData, require_same_size
+from messagenet.data.folder import FolderData
 from messagenet.data.images import LabelArray
 from messagenet.data.open import open_data
 from messagenet.data.problems import Kind, Problem, StrayIds, kinds_of, stray_remark
@@ -38,6 +39,7 @@ class CheckReport:
         count: How many samples it has.
         labelled: How many of them have a mask that could be read.
         sizes: How many images there are of each (width, height).
+        parts: How many samples of a folder are for learning (`train`) and for scoring (`val`).
         pixels: How many pixels each class has, (K,).
         images: In how many masks each class occurs, (K,).
         void_pixels: How many pixels are not labelled.
@@ -51,6 +53,7 @@ class CheckReport:
     count: int
     labelled: int = 0
     sizes: Counter[tuple[int, int]] = field(default_factory=Counter)
+    parts: dict[str, int] = field(default_factory=dict)
     pixels: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     images: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     void_pixels: int = 0
@@ -71,6 +74,8 @@ class CheckReport:
             f"{self.name}: {self.count} samples, {self.labelled} with a mask that can be used",
             f"sizes: {sizes or 'none'}{more}",
         ]
+        if self.parts:
+            lines.append(f"training: learns from {self.parts['train']}, scores itself on {self.parts['val']}")
         if self.labelled:
             total = max(1, int(self.pixels.sum()) + self.void_pixels)
             width = max(map(len, (*self.classes.names, "class")))
@@ -138,6 +143,8 @@ def check_data(data: SegmentationData | str | Path, progress: Progress | None = 
         if progress is not None:
             progress(index + 1, len(data))
     report.notes += _remarks(report)
+    if isinstance(data, FolderData) and report.labelled and report.ok:
+        _divide(data, report)
     return report
 
 
@@ -174,6 +181,14 @@ def _count_labels(mask: LabelArray, report: CheckReport) -> None:
     report.pixels += counts[: report.classes.num_classes]
     report.images += counts[: report.classes.num_classes] > 0
     report.void_pixels += int(counts[VOID])
+
+
+def _divide(data: FolderData, report: CheckReport) -> None:
+    """Says what a training would make of a folder."""
+    try:
+        report.parts = data.part_sizes()
+    except InputError as error:
+        report.notes.append(str(error))
 
 
 def _remarks(report: CheckReport) -> list[str]:

@@ -12,6 +12,7 @@ Without masks the images can be predicted, not scored.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -65,7 +66,8 @@ class FolderData(PairedFiles):
         image_files, mask_files = (_by_stem(root / kind, problems) for kind in (images, masks))
         if not image_files:
             raise InputError(f"no images in {root / images}; put picture files there")
-        stems = _select(root, root / images, sorted(image_files), split, fraction)
+        self._part = partial(_select, root, root / images, sorted(image_files), fraction=fraction)
+        stems = self._part(split)
         pairs = _pair(stems, image_files, mask_files, root / masks, problems)
         if strict and problems:
             more = f" (and {len(problems) - 1} more problems)" if len(problems) > 1 else ""
@@ -78,6 +80,10 @@ class FolderData(PairedFiles):
         name = root.resolve().name
         super().__init__(f"{name} {split}" if split else name, known, pairs, void_values)
         self.problems = problems
+
+    def part_sizes(self) -> dict[str, int]:
+        """How many images a training learns from, and how many it scores itself on."""
+        return {split: len(self._part(split)) for split in ("train", "val")}
 
 
 def _by_stem(folder: Path, problems: list[str]) -> dict[str, Path]:
@@ -124,7 +130,7 @@ def _unpaired(kind: str, file: Path, other: str, missing: str) -> Problem:
     return Problem(f"{kind} {file} has no {other}; add {missing} or remove the {kind}", file, missing)
 
 
-def _select(root: Path, images: Path, stems: list[str], split: str | None, fraction: float) -> list[str]:
+def _select(root: Path, images: Path, stems: list[str], split: str | None, *, fraction: float) -> list[str]:
     """The names that belong to a split."""
     if split is None:
         return stems
