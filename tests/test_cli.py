@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from command import run
 from messagenet.data import SCENE_CLASSES, SyntheticScenes
 from messagenet.estimators import field
 from messagenet.models import MessageNet, UnaryNet
+from messagenet.prediction import Predictor
 
 
 @pytest.fixture
@@ -216,6 +218,19 @@ def test_a_tiny_picture_is_predicted_with_a_note(model, tmp_path, capsys):
     said = capsys.readouterr().err
     assert said.startswith("note: on an image this small (1×1 nodes) no message comes from 'surrounding'")
     assert "Warning" not in said
+
+
+def test_only_notes_are_shortened(model, tmp_path, monkeypatch, capsys):
+    def odd(self, image):
+        warnings.warn("odd", stacklevel=1)
+        return np.zeros(image.shape[:2], np.uint8)
+
+    monkeypatch.setattr(Predictor, "labels", odd)
+    picture = tmp_path / "a.png"
+    Image.new("RGB", (64, 64)).save(picture)
+    with pytest.warns(UserWarning, match="odd"):
+        run("predict", picture, "--model", model, "--out", tmp_path / "out", "--save", "mask")
+    assert "note:" not in capsys.readouterr().err
 
 
 def test_odd_names_and_places_are_shown_as_they_are(model, tmp_path, capsys):

@@ -1,4 +1,4 @@
-"""The one exception that means "the input is at fault, not the program".
+"""The one exception that means "the input is at fault, not the program", and the one warning.
 
 Raised at every border (arguments, files, HTTP) with a single line that says what is wrong and how to fix it.
 The command line prints that line and exits with code 2; a server answers 4xx.
@@ -12,6 +12,10 @@ from collections.abc import Iterable
 
 class InputError(ValueError):
     """Something the user gave cannot be used; the message names the fix."""
+
+
+class Note(RuntimeWarning):
+    """Something works otherwise than the user may expect; the command line prints the message alone."""
 
 
 def nearest(word: str, choices: Iterable[str]) -> str:

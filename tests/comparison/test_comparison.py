@@ -14,7 +14,7 @@ import pytest
 
 from messagenet.comparison import ROWS, Outcome, Row, compare, lines, markdown
 from messagenet.comparison import run as comparison_run
-from messagenet.comparison.cost import Cost, measure
+from messagenet.comparison.cost import Backbone, Cost, measure
 from messagenet.comparison.rows import find_rows
 from messagenet.data import SCENE_CLASSES, Joined, Sample, SyntheticScenes
 from messagenet.errors import InputError
@@ -52,8 +52,10 @@ def cheap(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """Costs that are not measured; the models they were asked for."""
     asked: list[Path] = []
 
-    def measured(folder: Path, height: int, width: int, batch_size: int, frozen: bool) -> Cost:
+    def measured(folder: Path, height: int, width: int, batch_size: int, backbone: str) -> Cost:
         asked.append(folder)
+        frozen = load_config(folder.parent / "run" / "config.yaml").run.freeze_backbone
+        assert backbone == ("kept" if frozen else "trained")
         assert (height, width, batch_size) == (32, 32, 2)
         return Cost(0.01, 0.02, 3.0)
 
@@ -195,25 +197,27 @@ def test_costs_are_measured_in_a_process_of_their_own(
     assert 0 <= found.cost.prediction_megabytes < 500
     monkeypatch.setattr(sys, "executable", "false")
     with pytest.raises(InputError, match="cannot be measured"):
-        comparison_run.measured(tmp_path / "nothing", 32, 32, 2, False)
+        comparison_run.measured(tmp_path / "nothing", 32, 32, 2, "trained")
 
 
-@pytest.mark.parametrize("kind", ["message", "deeplab_crf", "crf_rnn"])
-def test_a_frozen_backbone_is_no_part_of_a_training_step(kind: str) -> None:
-    config = small(f"model.kind={kind}")
-    net = build_network(config.model, SCENE_CLASSES).net
-    seen: list[int] = []
-    backbone = net.backbones["shared"]
-    backbone.register_forward_hook(lambda module, images, result: seen.append(len(images[0])))
-    measure(net, 32, 32, 3)
-    assert len([count for count in seen if count == 3]) == 4
-    assert all(parameter.grad is not None for parameter in backbone.parameters())
-    seen.clear()
-    net.zero_grad(set_to_none=True)
-    measure(net, 32, 32, 3, frozen=True)
-    from_images = 4 if kind == "crf_rnn" else 0
-    assert len([count for count in seen if count == 3]) == from_images
-    assert all(parameter.grad is None for parameter in backbone.parameters())
+@pytest.mark.parametrize(
+    ("kind", "backbone", "passes"),
+    [("message", "trained", 4), ("crf_rnn", "frozen", 4), ("message", "kept", 0), ("deeplab_crf", "kept", 0)],
+)
+def test_a_step_costs_what_training_does_with_the_backbone(
+    kind: str, backbone: Backbone, passes: int, tmp_path: Path
+) -> None:
+    net = build_network(small(f"model.kind={kind}").model, SCENE_CLASSES).net
+    assert comparison_run.measured(net.save(tmp_path), 32, 32, 3, backbone).step_seconds > 0
+    seen: list[bool] = []
+    feature_net = net.backbones["shared"]
+    feature_net.register_forward_hook(
+        lambda module, images, result: seen.append(module.training) if len(images[0]) == 3 else None
+    )
+    measure(net, 32, 32, 3, backbone)
+    trained = backbone == "trained"
+    assert seen == [trained] * passes
+    assert all((parameter.grad is not None) == trained for parameter in feature_net.parameters())
     assert all(parameter.grad is not None for parameter in net.head.parameters())
 
 

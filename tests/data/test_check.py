@@ -22,9 +22,12 @@ def test_a_clean_folder(folder: Path) -> None:
     sizes = [len(FolderData(folder, split=split)) for split in ("train", "val")]
     assert f"training: learns from {sizes[0]}, scores itself on {sizes[1]}" in report.summary()
     (folder / "train.txt").write_text(f"{FolderData(folder).sample_name(0)}\n")
-    assert check_data(folder).notes == [
+    assert check_data(folder).problems == [
         f'{folder} has the splits train but no "val"; add {folder / "images" / "val"}/ or {folder / "val.txt"}'
     ]
+    (folder / "val.txt").write_text("0\n", encoding="utf-16")
+    (problem,) = check_data(folder).problems
+    assert problem.endswith("save it as UTF-8 text")
 
 
 def test_every_problem_is_collected(

@@ -43,9 +43,17 @@ def test_strips_equal_one_enlargement(size, stride, rows):
     torch.testing.assert_close(strips, whole, rtol=tolerance, atol=tolerance * float(whole.abs().max()))
 
 
+def test_strips_beyond_the_last_node_repeat_it():
+    logits = torch.randn(3, 4, 2)  # 4 rows of nodes for 7 of cells
+    strips = torch.cat(list(pixel_strips(logits, (56, 16), 8.0, rows=8)), 1)
+    torch.testing.assert_close(strips, torch.cat(list(pixel_strips(logits, (56, 16), 8.0, rows=7)), 1))
+    torch.testing.assert_close(strips[:, 40:], strips[:, 40:41].expand(-1, 16, -1))
+
+
 @pytest.mark.parametrize("num_classes", [1, 2, 21, 255])
 def test_the_first_of_equally_probable_classes(num_classes):
     values = torch.randint(0, 5, (num_classes, 20, 30)).float()
+    values[-1, 0] = 9
     assert (most_probable(values) == values.numpy().argmax(0)).all()
 
 

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from messagenet.errors import Note
+
 console = Console()
-PACKAGE = Path(__file__).parents[1]
 
 
 def say(text: str) -> None:
@@ -29,7 +30,7 @@ def complain(text: str) -> None:
 
 @contextmanager
 def noted_warnings() -> Iterator[None]:
-    """Meanwhile, what this package warns of is one line; other packages' warnings stay as they are."""
+    """Meanwhile, a `Note` is one line; all other warnings stay as they are."""
     usual = warnings.showwarning
 
     def show(
@@ -40,9 +41,10 @@ def noted_warnings() -> Iterator[None]:
         file: TextIO | None = None,
         line: str | None = None,
     ) -> None:
-        if Path(filename).is_relative_to(PACKAGE):
-            text = Text.assemble(("note:", "bold yellow"), " ", str(message))
-            Console(stderr=True).print(text, soft_wrap=True, highlight=False)
+        if issubclass(category, Note):
+            print(
+                f"note: {message}", file=sys.stderr
+            )  # above a progress bar, unlike what a second Console prints
         else:
             usual(message, category, filename, lineno, file, line)
 

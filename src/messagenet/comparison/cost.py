@@ -1,7 +1,8 @@
 """What a trained model costs: time and memory of a training step and of a prediction, measured in a clean process.
 
     python -m messagenet.comparison.cost runs/mine/last 96 96 8           one line of json
-    python -m messagenet.comparison.cost runs/mine/last 96 96 8 frozen    the same of a backbone that is not trained
+    python -m messagenet.comparison.cost runs/mine/last 96 96 8 frozen    its backbone is not trained
+    python -m messagenet.comparison.cost runs/mine/last 96 96 8 kept      nor run: its features are kept
 
 Memory is the growth of the largest resident size of the process (on a GPU, the largest amount allocated), and a
 process has only one such largest: hence one of its own for each model, and predictions before training steps.
@@ -18,7 +19,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -31,7 +32,7 @@ from messagenet.models.segmentation_net import map_size
 from messagenet.prediction import Predictor
 
 TURNS = 3
-FROZEN = "frozen"
+Backbone = Literal["trained", "frozen", "kept"]
 
 
 @dataclass(frozen=True)
@@ -39,8 +40,8 @@ class Cost:
     """What a model costs.
 
     Attributes:
-        step_seconds: Forward, loss and backward of one batch, without reading images or changing weights. With a
-            frozen backbone, of what is trained: from its features, if they are all that is needed.
+        step_seconds: Forward, loss and backward of one batch, without reading images or changing weights;
+            without the backbone if its features are kept.
         prediction_seconds: One image to its marginals.
         prediction_megabytes: Memory that it takes on top of the model.
     """
@@ -50,7 +51,7 @@ class Cost:
     prediction_megabytes: float
 
 
-def measured(folder: Path, height: int, width: int, batch_size: int, frozen: bool) -> Cost:
+def measured(folder: Path, height: int, width: int, batch_size: int, backbone: Backbone) -> Cost:
     """Measures a saved model in a process of its own.
 
     Args:
@@ -58,12 +59,14 @@ def measured(folder: Path, height: int, width: int, batch_size: int, frozen: boo
         height: Of the images.
         width: Of the images.
         batch_size: Images per training step.
-        frozen: Whether its backbone was not trained.
+        backbone: What training does with it.
     """
     command = [sys.executable, "-m", "messagenet.comparison.cost", str(folder)]
-    numbers = map(str, (height, width, batch_size))
     done = subprocess.run(
-        [*command, *numbers, *([FROZEN] if frozen else [])], capture_output=True, text=True, check=False
+        [*command, *map(str, (height, width, batch_size)), backbone],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
@@ -71,7 +74,9 @@ def measured(folder: Path, height: int, width: int, batch_size: int, frozen: boo
     return Cost(**json.loads(done.stdout.splitlines()[-1]))
 
 
-def measure(net: SegmentationNet, height: int, width: int, batch_size: int, frozen: bool = False) -> Cost:
+def measure(
+    net: SegmentationNet, height: int, width: int, batch_size: int, backbone: Backbone = "trained"
+) -> Cost:
     """Measures a model in this process."""
     torch.manual_seed(0)
     predictor = Predictor(net)
@@ -86,10 +91,10 @@ def measure(net: SegmentationNet, height: int, width: int, batch_size: int, froz
     megabytes = (_largest() - before) / 2**20
     prediction_seconds = _seconds(predict)
 
-    if frozen:
-        net.backbones.requires_grad_(False)
-    loss = _loss_of(net, height, width, batch_size, frozen and net.learns_from_features)
+    loss = _loss_of(net, height, width, batch_size, from_features=backbone == "kept")
     net.train()
+    if backbone != "trained":
+        net.backbones.requires_grad_(False).eval()
 
     def step() -> None:
         net.zero_grad(set_to_none=True)
@@ -148,4 +153,5 @@ if __name__ == "__main__":
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = SegmentationNet.from_pretrained(sys.argv[1]).to(device)
     rows, columns, images = map(int, sys.argv[2:5])
-    print(json.dumps(asdict(measure(model, rows, columns, images, FROZEN in sys.argv[5:]))))
+    how: list[Backbone] = [each for each in get_args(Backbone) if each in sys.argv[5:]]
+    print(json.dumps(asdict(measure(model, rows, columns, images, *how))))

@@ -24,7 +24,7 @@ import torch
 
 from messagenet.comparison.cached_scores import cached_scores
 from messagenet.comparison.contrast import write_contrasts
-from messagenet.comparison.cost import Cost, measured
+from messagenet.comparison.cost import Backbone, Cost, measured
 from messagenet.comparison.outcome import Outcome, near_boundaries
 from messagenet.comparison.plots import write_plots
 from messagenet.comparison.rows import Row, at_nodes, check_rows, find_rows
@@ -236,12 +236,19 @@ def _outcome(
         net.outputs_per_factor,
         result.steps,
         result.seconds,
-        cost or measured(folder / "model", height, width, config.run.batch_size, config.run.freeze_backbone),
+        cost or measured(folder / "model", height, width, config.run.batch_size, _backbone_in(config)),
         trials[0].values if trials else {},
         scores.expected_calibration_error,
         scores.sizes[0].accuracy if scores.sizes else None,
         config.model.kind,
     )
+
+
+def _backbone_in(config: TrainConfig) -> Backbone:
+    """What a training with this configuration does with the backbone."""
+    if config.run.cache_features:
+        return "kept"
+    return "frozen" if config.run.freeze_backbone else "trained"
 
 
 def _scores(net: SegmentationNet, data: SegmentationData, config: TrainConfig, watcher: Watcher) -> Scores:

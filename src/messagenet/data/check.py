@@ -188,7 +188,7 @@ def _divide(data: FolderData, report: CheckReport) -> None:
     try:
         report.parts = data.part_sizes()
     except InputError as error:
-        report.notes.append(str(error))
+        report.problems.append(Problem(str(error)))
 
 
 def _remarks(report: CheckReport) -> list[str]:

@@ -156,7 +156,10 @@ def _select(root: Path, images: Path, stems: list[str], split: str | None, *, fr
 
 def _listed(file: Path, stems: list[str]) -> list[str]:
     known = set(stems)
-    lines = [line.strip() for line in file.read_text(encoding="utf-8-sig").splitlines()]
+    try:
+        lines = [line.strip() for line in file.read_text(encoding="utf-8-sig").splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{file} cannot be read ({error}); save it as UTF-8 text") from None
     names = [line if line in known else line.rpartition(".")[0] or line for line in lines if line]
     if missing := [name for name in names if name not in known]:
         more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""

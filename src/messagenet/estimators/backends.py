@@ -34,7 +34,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from messagenet.errors import InputError, nearest
+from messagenet.errors import InputError, Note, nearest
 from messagenet.graph import Offset, window
 
 Offsets = tuple[Offset, ...]
@@ -145,7 +145,7 @@ def _give_up_compiling(error: Exception) -> None:
     _uncompilable.append(type(error).__name__)
     warnings.warn(
         f"torch.compile failed ({type(error).__name__}); messages are summed by a slower loop over offsets",
-        RuntimeWarning,
+        Note,
         stacklevel=3,
     )
 

@@ -14,7 +14,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from messagenet.errors import InputError
+from messagenet.errors import InputError, Note
 from messagenet.estimators.box_sum import box_sum
 from messagenet.estimators.estimator import MessageEstimator
 from messagenet.estimators.operators import remembered
@@ -79,7 +79,7 @@ def _warn_empty(relation: Relation, height: int, width: int) -> None:
         f"on an image this small ({height}×{width} nodes) no message comes from {relation.name!r}: "
         f"{relation.fraction} of the short edge is less than one node; use larger images, or give the relation's size "
         "in cells",
-        RuntimeWarning,
+        Note,
         stacklevel=2,
     )
 

@@ -1,7 +1,7 @@
 """Node logits at pixels, some rows at a time, so that a large image never has K values per pixel in memory.
 
 Bilinear, corners not aligned: pixel y reads the nodes around (y + ½)/stride − ½, clamped to the map. Row by
-row this gives exactly the values of `messagenet.learning.upsample`.
+row this gives the values of `messagenet.learning.upsample`, up to rounding.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def _sampled_strip(logits: Tensor, start: int, stop: int, width: int, stride: fl
 
 def _cut_strip(logits: Tensor, start: int, stop: int, width: int, stride: float) -> Tensor:
     """The same where `start` is the edge of a cell: those cells and one more on either side, enlarged and cut."""
-    first = max(0, round(start / stride) - 1)
+    first = min(max(0, round(start / stride) - 1), logits.shape[1] - 1)
     cells = logits[
         None, :, first : math.ceil(stop / stride) + 1
     ].contiguous()  # and so is a class at the pixels
