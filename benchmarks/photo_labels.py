@@ -3,7 +3,7 @@
 python benchmarks/photo_labels.py MODEL PHOTO.npy THREADS        one line of json
 
 Threads that sleep between operations, as those of the other benchmarks do so as not to disturb what is timed next, must
-be woken some two hundred times in a prediction of 60 ms, which makes it take 75 to 100. Here nothing is timed next.
+be woken some two hundred times in a prediction of 60 ms, which makes it take 73 to 107. Here nothing is timed next.
 """
 
 from __future__ import annotations

@@ -42,9 +42,8 @@ def noted_warnings() -> Iterator[None]:
         line: str | None = None,
     ) -> None:
         if issubclass(category, Note):
-            print(
-                f"note: {message}", file=sys.stderr
-            )  # above a progress bar, unlike what a second Console prints
+            # A second Console would write into the middle of a progress bar.
+            print(f"note: {message}", file=sys.stderr)
         else:
             usual(message, category, filename, lineno, file, line)
 

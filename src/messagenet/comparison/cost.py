@@ -153,5 +153,5 @@ if __name__ == "__main__":
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = SegmentationNet.from_pretrained(sys.argv[1]).to(device)
     rows, columns, images = map(int, sys.argv[2:5])
-    how: list[Backbone] = [each for each in get_args(Backbone) if each in sys.argv[5:]]
-    print(json.dumps(asdict(measure(model, rows, columns, images, *how))))
+    how: Backbone = next((each for each in get_args(Backbone) if each in sys.argv[5:]), "trained")
+    print(json.dumps(asdict(measure(model, rows, columns, images, how))))
