@@ -25,7 +25,7 @@ from messagenet.models.backbones import (
     build_backbone,
     check_backbone,
 )
-from messagenet.models.backbones.inverted_residual import dilated
+from messagenet.models.backbones.inverted_residual import InvertedResidual, dilated
 from messagenet.models.backbones.vgg16 import _resized
 
 SMALL: dict[str, dict[str, object]] = {
@@ -506,3 +506,33 @@ def test_lite0_frozen_stages_keep_their_weights_and_statistics() -> None:
     assert [name for name in changed if name.startswith("blocks.3.")]
     with pytest.raises(InputError, match="from 0 to 3"):
         EfficientNetLite0(levels=[2, 3], frozen_stages=4)
+
+
+def test_a_block_left_out_adds_nothing_and_one_that_stays_adds_more() -> None:
+    block = InvertedResidual(8, 8, 3, expansion=2, residual=True).double().eval()
+    images = torch.randn(64, 8, 4, 4, dtype=torch.float64)
+    whole = block(images)
+    block.left_out = 0.25
+    torch.testing.assert_close(block(images), whole)
+    block.train()
+    for module in block.modules():
+        if isinstance(module, torch.nn.BatchNorm2d):
+            module.eval()
+    torch.manual_seed(0)
+    added = block(images) - images
+    stayed = added.flatten(1).any(1)
+    assert 32 < stayed.sum() < 64
+    torch.testing.assert_close(added[stayed], (whole - images)[stayed] / 0.75)
+
+
+def test_lite_leaves_out_deeper_blocks_more_often_and_frozen_ones_never() -> None:
+    network = EfficientNetLite0(width=8, levels=[2, 3], frozen_stages=2, stochastic_depth=0.2)
+    assert [block.left_out for block in network.blocks] == pytest.approx([0, 0, 0, 0.16, 0.2])
+    torch.manual_seed(0)
+    images = torch.randn(32, 3, 32, 32)
+    network.frozen_norm = True
+    assert not torch.equal(network.train()(images), network(images))
+    assert torch.equal(network.eval()(images), network(images))
+    for wrong in (1, -0.1, "0.2", True):
+        with pytest.raises(InputError, match="stochastic_depth must be from 0 to below 1"):
+            EfficientNetLite0(stochastic_depth=wrong)  # type: ignore[arg-type]

@@ -104,6 +104,8 @@ class EfficientNetLite(nn.Module):
             published weights with batches too small to estimate statistics from.
         frozen_stages: Leave the stem and so many first stages as they are: they are general, and most of a
             training step is spent on their large maps. 0 trains everything.
+        stochastic_depth: How likely the last block is to be left out for an image in training, from 0 to below 1;
+            blocks before it less, in proportion to their depth, and frozen ones never. Against overfitting.
 
     >>> network = EfficientNetLite0(width=64).eval()
     >>> network(torch.zeros(1, 3, 33, 17)).shape
@@ -123,6 +125,7 @@ class EfficientNetLite(nn.Module):
         node_stride: int | None = None,
         frozen_norm: bool = False,
         frozen_stages: int = 0,
+        stochastic_depth: float = 0.0,
     ) -> None:
         super().__init__()
         if positive_integer("output_stride", output_stride) not in (16, 32):
@@ -136,6 +139,8 @@ class EfficientNetLite(nn.Module):
         self.levels = _checked_levels(levels)
         if type(frozen_stages) is not int or not 0 <= frozen_stages <= self.levels[-1]:
             raise InputError(f"frozen_stages must be from 0 to {self.levels[-1]}, not {frozen_stages!r}")
+        if type(stochastic_depth) not in (int, float) or not 0 <= stochastic_depth < 1:
+            raise InputError(f"stochastic_depth must be from 0 to below 1, not {stochastic_depth!r}")
         level_channels = {str(number): self.stages[number - 1].channels for number in self.levels}
         width = positive_integer("width", width) if join == "sum" else sum(level_channels.values())
         self.channels = width
@@ -158,6 +163,9 @@ class EfficientNetLite(nn.Module):
         self.frozen = [self.stem, *self.blocks[: self.blocks_up_to(frozen_stages)]] if frozen_stages else []
         for module in self.frozen:
             module.requires_grad_(False)
+        for number, block in enumerate(self.blocks, start=1):
+            if isinstance(block, InvertedResidual) and block not in self.frozen:
+                block.left_out = stochastic_depth * number / len(self.blocks)
 
     def forward(self, images: Tensor) -> Tensor:
         """Maps images (B, 3, H, W) to features (B, width, ⌈H/stride⌉, ⌈W/stride⌉)."""

@@ -74,7 +74,13 @@ def dilated(x: Tensor, kernel: Tensor, bias: Tensor | None, padding: int, groups
 
 
 class InvertedResidual(nn.Module):
-    """Widen, filter each channel in space, narrow; add the input where the shape has stayed the same."""
+    """Widen, filter each channel in space, narrow; add the input where the shape has stayed the same.
+
+    Attributes:
+        left_out: How likely a block with a residual is to be left out for an image of a training batch; when it
+            is not, what it adds is divided by the rest of that chance, so that its mean stays the same (stochastic
+            depth, Huang et al., arXiv 1603.09382).
+    """
 
     def __init__(
         self,
@@ -90,6 +96,7 @@ class InvertedResidual(nn.Module):
         super().__init__()
         hidden = inputs * expansion
         self.residual = residual
+        self.left_out = 0.0
         self.expand = ConvolutionNorm(inputs, hidden) if expansion > 1 else None
         self.depthwise = ConvolutionNorm(hidden, hidden, kernel, stride, dilation, groups=hidden)
         self.project = ConvolutionNorm(hidden, outputs)
@@ -99,4 +106,9 @@ class InvertedResidual(nn.Module):
         hidden = x if self.expand is None else F.relu6(self.expand(x), inplace=True)
         hidden = F.relu6(self.depthwise(hidden), inplace=True)
         narrow: Tensor = self.project(hidden)
-        return x + narrow if self.residual else narrow
+        if not self.residual:
+            return narrow
+        if self.training and self.left_out:
+            present = torch.rand(len(x), 1, 1, 1, device=x.device) >= self.left_out
+            narrow = narrow * (present.to(narrow.dtype) / (1 - self.left_out))
+        return x + narrow
