@@ -25,7 +25,7 @@ from messagenet.models.backbones import (
     build_backbone,
     check_backbone,
 )
-from messagenet.models.backbones.inverted_residual import InvertedResidual, dilated
+from messagenet.models.backbones.inverted_residual import ConvolutionNorm, InvertedResidual, dilated
 from messagenet.models.backbones.vgg16 import _resized
 
 SMALL: dict[str, dict[str, object]] = {
@@ -381,6 +381,16 @@ def test_phases_convolve_as_a_dilated_kernel_does(size: tuple[int, int], kernel:
         strict=True,
     ):
         torch.testing.assert_close(gradient, expected)
+
+
+def test_a_kernel_for_each_channel_is_applied_in_full_precision_on_a_processor() -> None:
+    torch.manual_seed(0)
+    layer = ConvolutionNorm(6, 6, kernel=5, groups=6).eval()
+    x = torch.randn(2, 6, 9, 8).bfloat16()
+    with torch.autocast("cpu", torch.bfloat16):
+        lower = layer(x)
+    assert lower.dtype == torch.bfloat16
+    assert torch.equal(lower, layer(x.float()).bfloat16())
 
 
 def test_incomplete_cells_are_filled_so_that_other_nodes_do_not_move() -> None:

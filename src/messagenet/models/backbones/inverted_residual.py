@@ -48,6 +48,10 @@ class ConvolutionNorm(nn.Module):
 
     def _convolved(self, x: Tensor, kernel: Tensor, bias: Tensor | None) -> Tensor:
         plain = self.convolution
+        if plain.groups > 1 and x.device.type == "cpu" and torch.is_autocast_enabled("cpu"):
+            # A kernel for each channel is slower in bfloat16 on a processor; matrix products are faster.
+            with torch.autocast("cpu", enabled=False):
+                return self._convolved(x.float(), kernel, bias).to(x.dtype)
         if plain.kernel_size == (1, 1) and not torch.is_grad_enabled():
             # With channels last it is one matrix product, as it lies; in training oneDNN's gradients are faster.
             return F.linear(x.permute(0, 2, 3, 1), kernel[:, :, 0, 0], bias).permute(0, 3, 1, 2)
