@@ -1,9 +1,9 @@
 """Blends the backbone of a trained model with the weights that it started from (Wortsman et al., arXiv 2109.01903).
 
-python recipes/blend.py runs/animals-3/last 0.5 runs/animals-3/blended
+python recipes/blend.py runs/animals/last 0.8 runs/animals/blended
 
 Fine-tuning on a few thousand images forgets some of what ImageNet taught; the blend, whose share of fine-tuned weights
-is the number, has some of it back, and the last stage of training adapts neck and head to it.
+is the number, has some of it back.
 """
 
 from __future__ import annotations

