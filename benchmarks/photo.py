@@ -1,10 +1,10 @@
 """What one photograph of 500×375 pixels takes: from the array to its labels, and from the command to the PNG.
 
-    python benchmarks/photo.py --model runs/animals/last --peer deeplabv3_mnv2_pascal_quant.tflite
+    python benchmarks/photo.py --model src/messagenet/shipped/voc-animals --peer deeplabv3_mnv2_pascal_quant.tflite
 
 The peer is Google's DeepLabv3 with a MobileNetV2 in 8-bit integers, at its 513×513 pixels, in TensorFlow Lite on the
 same number of threads; the two take turns, each in a process of its own (`photo_labels.py`). Without --model a network
-of the same size with random weights is timed, as the time does not depend on them.
+of the preset `fast` with random weights is timed.
 """
 
 from __future__ import annotations

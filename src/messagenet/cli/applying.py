@@ -55,7 +55,7 @@ def predict(
         int | None,
         typer.Option(
             help="Larger images are reduced to this many pixels first, and the answer is enlarged; 0 for never. By "
-            "default what the model is for: the one in the box knows photographs of about 500."
+            "default what the model is for: the one in the box knows photographs of 384."
         ),
     ] = None,
     refine: Annotated[
