@@ -164,4 +164,4 @@ def test_predict_and_evaluate_from_python_without_a_model(tmp_path):
 def test_it_segments_images_that_it_has_never_seen():
     val = open_data(f"voc:{VAL}", "val", keep=ANIMALS)
     some = Subset(val, range(0, len(val), 10))
-    assert (score(Predictor(MessageNet.from_pretrained()), some).mean_iou or 0) > 0.7
+    assert (score(Predictor(MessageNet.from_pretrained()), some).mean_iou or 0) > 0.75
