@@ -43,7 +43,7 @@ bench: .venv/installed
 
 pictures: .venv/installed chromium
 	test -d demo/messages/best || $(MAKE) demo
-	EXPLORER_PICTURES=demo $(BIN)/python -m pytest tests/serving/page/test_looks.py
+	EXPLORER_PICTURES=demo $(BIN)/python -m pytest tests/explorer/page/test_looks.py
 
 # The page is tested in Debian's chromium; where it cannot be installed, those tests are skipped.
 chromium:

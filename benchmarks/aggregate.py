@@ -4,7 +4,7 @@
 
     naive   Σ_q relu(W [f_p ; f_q] + b)      one product per edge, over a list of all edges
     loop    Σ_q relu(P_p + Q_q)              P, Q per node; a Python loop over the 168 offsets
-    fused   Σ_q relu(P_p + Q_q)              `messagenet.estimators.relu_sum`
+    fused   Σ_q relu(P_p + Q_q)              `messagenet.message_passing.relu_sum`
 
 `forward_vs_naive` compares the two ways from edges to sums; what P and Q cost (two products per node) is
 printed as well, and included in `forward_vs_naive_with_projections`.
@@ -23,8 +23,8 @@ from torch import nn
 
 from common import finish, machine, seconds
 from messagenet import surrounding
-from messagenet.estimators import relu_sum, use_backend
 from messagenet.graph import window
+from messagenet.message_passing import relu_sum, use_backend
 
 SIDE, HIDDEN, CHANNELS = 32, 256, 512
 OFFSETS = surrounding(cells=13).offsets_on(SIDE, SIDE)
@@ -74,7 +74,7 @@ def first_call() -> tuple[float, float]:
     """Seconds of a first call, forward and backward, with an empty and with a filled kernel cache."""
     code = (
         "import time, torch\n"
-        "from messagenet.estimators import relu_sum\n"
+        "from messagenet.message_passing import relu_sum\n"
         "p, q = (torch.randn(1, 8, 8, 16, requires_grad=True) for _ in range(2))\n"
         "start = time.perf_counter()\n"
         "relu_sum(p, q, ((0, 1), (1, 0))).sum().backward()\n"

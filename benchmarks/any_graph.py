@@ -24,7 +24,8 @@ import time
 import torch
 
 from common import finish, machine
-from messagenet.estimators.any_graph import FactorType, GraphMessagePassing, TypedGraph
+from messagenet.graph.typed import TypedGraph
+from messagenet.message_passing import FactorType, GraphMessagePassing
 
 CLASSES, HIDDEN, CHANNELS, ITERATIONS = 10, 64, 32, 3
 SMALL, LARGE, NEAR = 100_000, 1_000_000, 1_000

@@ -12,7 +12,7 @@ import torch
 
 from common import finish, machine, seconds
 from messagenet import MessagePassing
-from messagenet.learning import marginal_cross_entropy
+from messagenet.losses import marginal_cross_entropy
 from messagenet.models import PAPER_RELATIONS, MessageNet, UnaryNet
 
 SIDE, BATCH = 384, 2

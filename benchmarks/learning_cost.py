@@ -26,10 +26,10 @@ import torch
 
 from common import finish, machine
 from messagenet import MessagePassing
-from messagenet.learning.totals import Loss
+from messagenet.losses.cross_entropy import Loss
 from messagenet.models import PAPER_RELATIONS
-from messagenet.models.crf_head import CRFHead
-from messagenet.models.heads import marginal_loss
+from messagenet.models.base import marginal_loss
+from messagenet.models.crf import CRFHead
 
 NODES, CHANNELS, HIDDEN = 32, 256, 256
 CLASSES = (7, 21, 60, 150)

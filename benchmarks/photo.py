@@ -1,6 +1,6 @@
 """What one photograph of 500×375 pixels takes: from the array to its labels, and from the command to the PNG.
 
-    python benchmarks/photo.py --model src/messagenet/shipped/voc-animals --peer deeplabv3_mnv2_pascal_quant.tflite
+    python benchmarks/photo.py --model src/messagenet/bundled/voc-animals --peer deeplabv3_mnv2_pascal_quant.tflite
 
 The peer is Google's DeepLabv3 with a MobileNetV2 in 8-bit integers, at its 513×513 pixels, in TensorFlow Lite on the
 same number of threads; the two take turns, each in a process of its own (`photo_labels.py`). Without --model a network

@@ -37,8 +37,8 @@ from PIL import Image
 
 from common import finish, machine, seconds
 from messagenet import MessageNet
-from messagenet.serving.infer import infer
-from messagenet.serving.limits import Limits
+from messagenet.explorer import Limits
+from messagenet.explorer.inference import infer
 
 CLIENTS, REQUESTS, CROWD = 32, 1000, 2 * Limits.waiting
 SIZES = (64, 400)

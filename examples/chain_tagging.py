@@ -12,12 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
-from messagenet.estimators.any_graph import GraphMessagePassing, TypedGraph, batch_graphs
 from messagenet.graph.builders import chain_graph
+from messagenet.graph.typed import TypedGraph, batch_graphs
 from messagenet.inference import BeliefPropagation
-from messagenet.learning.deep_supervision import train_through_iterations
-from messagenet.learning.fitting import Fit, minimise
-from messagenet.learning.graph_examples import GraphExample
+from messagenet.message_passing import GraphMessagePassing
+from messagenet.training.graphs import Fit, GraphExample, minimise, train_through_iterations
 
 TAGS, LENGTH = 4, 10
 Sequences = tuple[Tensor, Tensor]  # symbols and tags, (count, length)

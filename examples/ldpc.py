@@ -11,11 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from messagenet.estimators.any_graph import GraphMessagePassing, TypedGraph, batch_graphs
 from messagenet.graph.factor_graph import FactorGraph
+from messagenet.graph.typed import TypedGraph, batch_graphs
 from messagenet.inference import BeliefPropagation
-from messagenet.learning.fitting import Fit, minimise
-from messagenet.models.known_messages import table_messages
+from messagenet.message_passing import GraphMessagePassing
+from messagenet.models.computed_messages import table_messages
+from messagenet.training.graphs import Fit, minimise
 
 HALF, FRAMES = 24, 60  # as many parity bits as bits of information; frames at once
 MIXED = torch.tensor([[i, (5 * i + 3) % HALF, (7 * i + 10) % HALF] for i in range(HALF)])  # by each check

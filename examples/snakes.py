@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy, one_hot
 from messagenet import MessagePassing, above, below, left, right
 from messagenet.data.classes import VOID
 from messagenet.data.snakes import LENGTH, Snakes, draw_snakes, read_snakes, turned
-from messagenet.learning.fitting import Fit, minimise
+from messagenet.training.graphs import Fit, minimise
 
 
 def tensors(snakes: Snakes) -> tuple[Tensor, Tensor]:

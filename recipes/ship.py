@@ -1,6 +1,6 @@
 """Puts a trained model into the box: half precision, and colours that every common form of colour vision keeps apart.
 
-python recipes/ship.py runs/animals/blended src/messagenet/shipped/voc-animals
+python recipes/ship.py runs/animals/blended src/messagenet/bundled/voc-animals
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from PIL import Image
 
 from command import run
 from messagenet.data import SCENE_CLASSES, SyntheticScenes
-from messagenet.estimators import field
+from messagenet.message_passing import grid as field
 from messagenet.models import MessageNet, UnaryNet
 from messagenet.prediction import Predictor
 
@@ -89,7 +89,7 @@ def test_a_run_that_is_complete_says_so(tmp_path, capsys, monkeypatch):
     assert "this run is complete" in text
     assert "--epochs N" in text
     assert "going on" not in text
-    monkeypatch.setattr("messagenet.training.processes.is_first_process", lambda: False)
+    monkeypatch.setattr("messagenet.training.distributed.is_first_process", lambda: False)
     assert run("train", "--out", out, "--resume") == 0
     assert "messagenet predict IMAGES" not in capsys.readouterr().out
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 
 from messagenet import demo
-from messagenet.data.photographs import photographs
+from messagenet.bundled import photographs
 
 
 def test_messages_win_by_far_and_the_sheet_is_drawn(tmp_path, monkeypatch):

@@ -11,27 +11,19 @@ from messagenet._version import __version__
 from messagenet.errors import InputError
 
 if TYPE_CHECKING:
-    from messagenet.comparison import compare
+    from messagenet.api import evaluate, evaluate_models, infer, predict, train
     from messagenet.data import check_data, open_data
     from messagenet.demo import run_demo
-    from messagenet.estimators import MessagePassing, received_messages
-    from messagenet.graph import (
-        GridGraph,
-        Relation,
-        above,
-        below,
-        four_neighbours,
-        left,
-        right,
-        surrounding,
-    )
+    from messagenet.graph import GridGraph, Relation, above, below, four_neighbours, left, right, surrounding
+    from messagenet.message_passing import MessagePassing, received_messages
     from messagenet.models import MessageNet, UnaryNet
     from messagenet.prediction import Predictor
-    from messagenet.verbs import evaluate, evaluate_models, infer, predict, train
+    from messagenet.studies import compare
+
 
 _HOME = {
-    "MessagePassing": "estimators",
-    "received_messages": "estimators",
+    "MessagePassing": "message_passing",
+    "received_messages": "message_passing",
     "GridGraph": "graph",
     "Relation": "graph",
     "above": "graph",
@@ -44,14 +36,14 @@ _HOME = {
     "UnaryNet": "models",
     "Predictor": "prediction",
     "check_data": "data",
-    "compare": "comparison",
-    "evaluate": "verbs",
-    "evaluate_models": "verbs",
-    "infer": "verbs",
+    "compare": "studies",
+    "evaluate": "api",
+    "evaluate_models": "api",
+    "infer": "api",
     "open_data": "data",
-    "predict": "verbs",
+    "predict": "api",
     "run_demo": "demo",
-    "train": "verbs",
+    "train": "api",
 }
 
 __all__ = [

@@ -11,16 +11,16 @@ from pathlib import Path
 
 from rich.console import Console
 
+from messagenet.api import predict
+from messagenet.bundled import PACKAGE, photographs
 from messagenet.data import SyntheticScenes
-from messagenet.data.photographs import PACKAGE, photographs
 from messagenet.evaluation import Scores, scores_table
 from messagenet.models import MessageNet
 from messagenet.prediction import Predictor, score
-from messagenet.prediction.written import found_in
+from messagenet.prediction.files import found_in
 from messagenet.report import picture_sheet, save_png
 from messagenet.training import Bar, train
-from messagenet.training.choose import choose_config
-from messagenet.verbs import predict
+from messagenet.training.config import choose_config
 
 METHODS = {"unary": "unary", "messages": "message"}
 EPOCHS, TEST_SCENES, SHOWN = 2, 100, 4

@@ -2,12 +2,18 @@
 
 Raised at every border (arguments, files, HTTP) with a single line that says what is wrong and how to fix it.
 The command line prints that line and exits with code 2; a server answers 4xx.
+
+Files that are either complete or absent: a reader never meets half of one, a crash never leaves one.
 """
 
 from __future__ import annotations
 
+import contextlib
 import difflib
+import os
+import uuid
 from collections.abc import Iterable
+from pathlib import Path
 
 
 class InputError(ValueError):
@@ -29,3 +35,20 @@ def nearest(word: str, choices: Iterable[str]) -> str:
     known = sorted(choices)
     match = difflib.get_close_matches(word, known, n=1)
     return f'did you mean "{match[0]}"?' if match else f"choose one of: {', '.join(known)}"
+
+
+def write_atomically(path: str | Path, content: bytes) -> Path:
+    """Writes beside the target under another name, then renames; missing folders are made."""
+    target = Path(path)
+    temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.part")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_bytes(content)
+        os.replace(temporary, target)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise InputError(
+            f"cannot write {target} ({error.strerror}); choose a file in a writable folder"
+        ) from None
+    return target

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from messagenet.data import VOID, Restricted, SyntheticScenes, balanced_indices
-from messagenet.data.balance import class_presence, repeat_factors, repeated
-from messagenet.data.views import Joined, Subset
+from messagenet.data.dataset import Joined, Subset
+from messagenet.data.sampling import class_presence, repeat_factors, repeated
 
 
 @given(

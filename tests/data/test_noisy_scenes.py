@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from messagenet.data.noisy_scenes import NoisyScenes, blotched
-from messagenet.data.synthetic import SCENE_CLASSES, SyntheticScenes
+from messagenet.data.scenes import SCENE_CLASSES, NoisyScenes, SyntheticScenes, blotched
 
 MATERIAL = {
     **dict.fromkeys(("sky", "water"), "blue"),

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from PIL import Image, ImageEnhance
 
 from messagenet.data import VOID, Augment, Sample, generator
-from messagenet.data.transforms import MEAN_BYTES, mirror, pad, recolour, resize, resized_window
+from messagenet.data.augment import MEAN_BYTES, mirror, pad, recolour, resize, resized_window
 from messagenet.errors import InputError
 
 

@@ -6,10 +6,10 @@ import torch
 
 from messagenet.data.classes import Classes
 from messagenet.errors import InputError
-from messagenet.evaluation.accumulate import Evaluator
 from messagenet.evaluation.boundary import trimap_iou, trimap_matrices
 from messagenet.evaluation.calibration import reliability
 from messagenet.evaluation.confusion import confusion_matrix, mean_iou
+from messagenet.evaluation.scores import Evaluator
 
 VOID = 255
 CLASSES = Classes(("sky", "land", "water"))

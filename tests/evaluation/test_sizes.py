@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from messagenet.data import Classes
 from messagenet.evaluation import Evaluator, Scores
-from messagenet.evaluation.sizes import LIMITS, accuracy_by_size, size_matrices
+from messagenet.evaluation.confusion import LIMITS, accuracy_by_size, size_matrices
 
 K = 4
 

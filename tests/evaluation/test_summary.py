@@ -6,7 +6,7 @@ import pytest
 
 from messagenet.errors import InputError
 from messagenet.evaluation.calibration import Reliability
-from messagenet.evaluation.summary import Band, ImageScore, Scores
+from messagenet.evaluation.scores import Band, ImageScore, Scores
 
 
 @pytest.fixture

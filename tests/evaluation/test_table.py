@@ -7,8 +7,7 @@ from rich.console import Console
 
 from messagenet.errors import InputError
 from messagenet.evaluation.calibration import Reliability
-from messagenet.evaluation.summary import Band, Scores
-from messagenet.evaluation.table import Row, scores_table, summary_rows
+from messagenet.evaluation.scores import Band, Row, Scores, scores_table, summary_rows
 
 GOOD = Scores(
     ("[red]a", "b"),

@@ -1,4 +1,4 @@
-"""Lists the error texts of the package, one per line: python tests/goldens/error_texts.py > tests/goldens/error_texts.txt.
+"""Lists the error texts of the package, one per line; `error_texts.txt` holds what it prints.
 
 Expressions inside a text are shown as {}. The listing is committed, so that a change of wording is seen in review.
 """

@@ -19,8 +19,8 @@ import numpy as np
 import pytest
 import torch
 
+from messagenet.bundled import photographs
 from messagenet.data import SCENE_CLASSES, Augment, collate, open_data, read_image
-from messagenet.data.photographs import photographs
 from messagenet.models import KINDS, SegmentationNet
 from messagenet.prediction import Predictor
 from messagenet.training import apply_overrides, load_config

@@ -10,16 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from messagenet.errors import InputError
-from messagenet.graph import (
-    GridGraph,
-    Relation,
-    above,
-    below,
-    four_neighbours,
-    left,
-    right,
-    surrounding,
-)
+from messagenet.graph import GridGraph, Relation, above, below, four_neighbours, left, right, surrounding
 from messagenet.graph.builders import from_grid
 
 RELATIONS = [

@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from messagenet import InputError
-from messagenet.graph.slots import lay_out
-from messagenet.graph.typed import TypedGraph, batch_graphs
+from messagenet.graph.typed import TypedGraph, batch_graphs, lay_out
 
 
 @settings(max_examples=40, deadline=None)

@@ -12,13 +12,14 @@ from hypothesis import strategies as st
 from messagenet.errors import InputError
 from messagenet.graph.builders import random_graph, random_potentials
 from messagenet.graph.factor_graph import FactorGraph
-from messagenet.graph.fg import parse_fg, read_fg
-from messagenet.graph.uai import (
+from messagenet.graph.formats import (
     format_evidence,
     format_uai,
     parse_evidence,
+    parse_fg,
     parse_uai,
     read_evidence,
+    read_fg,
     read_uai,
     write_uai,
 )

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from messagenet.graph.factor_graph import FactorGraph
-from messagenet.graph.fg import read_fg
-from messagenet.graph.uai import read_uai
+from messagenet.graph.formats import read_fg, read_uai
 
 INF = float("inf")
 

@@ -12,9 +12,9 @@ from messagenet.errors import InputError
 from messagenet.graph.builders import grid_factor_graph, random_graph, random_potentials
 from messagenet.graph.factor_graph import FactorGraph
 from messagenet.inference import BeliefPropagation, TreeReweighted
-from messagenet.inference.grid_maps import Layout
-from messagenet.inference.problem import align
-from messagenet.inference.spanning_trees import spanning_tree_probabilities
+from messagenet.inference.engine import align
+from messagenet.inference.grid_propagation import Layout
+from messagenet.inference.tree_reweighted import spanning_tree_probabilities
 
 close = torch.testing.assert_close
 PRECISE = {"tolerance": 1e-13, "max_iterations": 2000}

@@ -11,7 +11,7 @@ from messagenet.errors import InputError
 from messagenet.graph.builders import chain_graph, grid_factor_graph, random_graph, random_potentials
 from messagenet.graph.factor_graph import FactorGraph
 from messagenet.inference import Exact
-from messagenet.inference.ordering import best_elimination, breadth_first, eliminate, neighbours
+from messagenet.inference.exact import best_elimination, breadth_first, eliminate, neighbours
 
 METHODS = ["enumerate", "eliminate"]
 close = torch.testing.assert_close

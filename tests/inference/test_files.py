@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from messagenet.errors import InputError
+from messagenet.graph.formats import format_pr, read_map, read_mar, read_pr
 from messagenet.inference import BeliefPropagation
-from messagenet.inference.files import ENGINES, infer, solve
-from messagenet.inference.uai_results import format_pr, read_map, read_mar, read_pr
+from messagenet.inference.solve import ENGINES, infer, solve
 
 # P(rain) = 0.2; P(wet | dry) = 0.1, P(wet | rain) = 0.9
 RAIN = "BAYES\n2\n2 2\n2\n1 0\n2 0 1\n\n2\n 0.8 0.2\n\n4\n 0.9 0.1\n 0.1 0.9\n"

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from messagenet.graph import GridGraph, Relation, above, below, four_neighbours, surrounding
 from messagenet.graph.builders import from_grid, random_potentials
-from messagenet.inference import BeliefPropagation, Exact, MeanField, SequentialTRW, TreeReweighted, grid_maps
+from messagenet.inference import BeliefPropagation, Exact, MeanField, SequentialTRW, TreeReweighted
+from messagenet.inference import grid_propagation as grid_maps
 from messagenet.inference.mean_field import colour_classes, grid_plans
 
 close = torch.testing.assert_close

@@ -10,12 +10,11 @@ import torch
 
 from messagenet.graph import GridGraph, Relation, four_neighbours
 from messagenet.graph.builders import from_grid, grid_factor_graph, random_potentials
-from messagenet.inference import BeliefPropagation, linear_grid
-from messagenet.inference.grid_maps import Layout
-from messagenet.inference.linear_grid import LinearGrid
-from messagenet.inference.linear_steps import LinearSteps
-from messagenet.inference.network import Network
-from messagenet.inference.problem import align
+from messagenet.inference import BeliefPropagation
+from messagenet.inference import grid_propagation as linear_grid
+from messagenet.inference.belief_propagation import Network
+from messagenet.inference.engine import align
+from messagenet.inference.grid_propagation import Layout, LinearGrid, LinearSteps
 
 close = torch.testing.assert_close
 

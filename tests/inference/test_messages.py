@@ -8,8 +8,8 @@ import math
 import pytest
 import torch
 
-from messagenet.inference.logspace import logsumexp, safe_log, subtract
-from messagenet.inference.messages import FactorTable, both_ways
+from messagenet.inference.factors import FactorTable, both_ways
+from messagenet.inference.log_math import logsumexp, safe_log, subtract
 
 close = torch.testing.assert_close
 INF = float("inf")

@@ -7,9 +7,9 @@ import math
 import pytest
 import torch
 
+from messagenet.graph.formats import read_map, read_mar, read_pr
 from messagenet.inference import BeliefPropagation, Exact, MeanField, SequentialTRW, TreeReweighted
-from messagenet.inference.spanning_trees import spanning_tree_probabilities
-from messagenet.inference.uai_results import read_map, read_mar, read_pr
+from messagenet.inference.tree_reweighted import spanning_tree_probabilities
 
 pytestmark = pytest.mark.shared
 close = torch.testing.assert_close

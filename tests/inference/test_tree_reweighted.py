@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from messagenet.errors import InputError
 from messagenet.graph.builders import grid_factor_graph, random_graph, random_potentials
 from messagenet.graph.factor_graph import FactorGraph
-from messagenet.inference import Exact, SequentialTRW, TreeReweighted, spanning_trees
-from messagenet.inference.spanning_trees import DisjointSets, spanning_tree_probabilities
+from messagenet.inference import Exact, SequentialTRW, TreeReweighted
+from messagenet.inference import tree_reweighted as spanning_trees
+from messagenet.inference.tree_reweighted import DisjointSets, spanning_tree_probabilities
 
 close = torch.testing.assert_close
 

@@ -25,7 +25,7 @@ from messagenet.models.backbones import (
     build_backbone,
     check_backbone,
 )
-from messagenet.models.backbones.inverted_residual import ConvolutionNorm, InvertedResidual, dilated
+from messagenet.models.backbones.efficientnet_lite import ConvolutionNorm, InvertedResidual, dilated
 from messagenet.models.backbones.vgg16 import _resized
 
 SMALL: dict[str, dict[str, object]] = {

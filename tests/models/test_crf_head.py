@@ -7,9 +7,8 @@ import torch
 
 from messagenet import InputError, above, below, surrounding
 from messagenet.inference import BeliefPropagation, MeanField
-from messagenet.learning.likelihood import likelihood
-from messagenet.learning.pair_graph import pair_graph
-from messagenet.models.crf_head import CRFHead
+from messagenet.losses.crf import likelihood, pair_graph
+from messagenet.models.crf import CRFHead
 
 PAPER = (surrounding(0.5), above(0.5), below(0.5))
 

@@ -8,10 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from messagenet import InputError, Relation, above, below, four_neighbours, surrounding
-from messagenet.learning.piecewise import piecewise
-from messagenet.learning.pseudo_likelihood import conditional_logits, pseudo_likelihood
-from messagenet.models.crf_potentials import CRFPotentials
-from messagenet.models.pairwise_potentials import PairwisePotentials
+from messagenet.losses.crf import conditional_logits, piecewise, pseudo_likelihood
+from messagenet.models.crf import CRFPotentials, PairwisePotentials
 
 VOID = 255
 PAPER = (surrounding(0.5), above(0.5), below(0.5))

@@ -9,7 +9,7 @@ import torch
 
 from messagenet import InputError
 from messagenet.inference.dense import DEEPLAB, DenseGraph, DenseMeanField
-from messagenet.learning.marginal import upsample
+from messagenet.losses.cross_entropy import upsample
 from messagenet.models import CRFRNN, DeepLabCRF, SegmentationNet, UnaryNet
 
 

@@ -10,13 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 from messagenet import InputError
-from messagenet.models.backbones import (
-    VGG16,
-    EfficientNetLite0,
-    Tiny,
-    build_backbone,
-    load_efficientnet_lite,
-)
+from messagenet.models.backbones import VGG16, EfficientNetLite0, Tiny, build_backbone, load_efficientnet_lite
 from messagenet.models.fcn8s import FCN8s, level_maps
 
 

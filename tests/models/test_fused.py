@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from messagenet.models.backbones import Tiny, build_backbone, fused
+from messagenet.models.backbones.efficientnet_lite import ConvolutionNorm, InvertedResidual
 from messagenet.models.backbones.fused import FusedConvolution, FusedProjection, FusedResidual
-from messagenet.models.backbones.inverted_residual import ConvolutionNorm, InvertedResidual
 
 
 def randomised(network: nn.Module, seed: int = 0) -> nn.Module:

@@ -9,7 +9,7 @@ import torch
 
 from messagenet import InputError
 from messagenet.models.backbones import check_backbone
-from messagenet.models.hand_crafted import HandCrafted, positions
+from messagenet.models.backbones.hand_crafted import HandCrafted, positions
 
 
 def naive(image, stride, row, column):

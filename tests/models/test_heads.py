@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from messagenet import InputError, Relation
+from messagenet.models.base import marginal_loss
 from messagenet.models.controls import ConvolutionHead, UnaryEnsemble
-from messagenet.models.heads import marginal_loss
 from messagenet.models.inference_machine import InferenceMachine
 
 VOID = 255

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from messagenet import InputError, Relation, four_neighbours, surrounding
-from messagenet.models.hand_crafted import positions
+from messagenet.models.backbones.hand_crafted import positions
 from messagenet.models.inference_machine import InferenceMachine
 
 RELATIONS = {

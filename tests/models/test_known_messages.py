@@ -6,10 +6,11 @@ import pytest
 import torch
 
 from messagenet import InputError
-from messagenet.estimators.any_graph import FactorType, GraphMessagePassing, TypedGraph
 from messagenet.graph.builders import random_graph, random_potentials
+from messagenet.graph.typed import TypedGraph
 from messagenet.inference import BeliefPropagation
-from messagenet.models.known_messages import table_messages
+from messagenet.message_passing import FactorType, GraphMessagePassing
+from messagenet.models.computed_messages import table_messages
 
 
 @pytest.mark.parametrize("order", [2, 3])

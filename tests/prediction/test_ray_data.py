@@ -13,7 +13,7 @@ from PIL import Image
 from messagenet import InputError, surrounding
 from messagenet.models import MessageNet
 from messagenet.prediction import Predictor, Views, predict_files
-from messagenet.prediction.ray_data import predict_dataset
+from messagenet.prediction.ray import predict_dataset
 
 KINDS = ("mask", "overlay", "entropy", "probs")
 

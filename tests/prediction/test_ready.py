@@ -13,7 +13,7 @@ from torch import nn
 from messagenet.models import SegmentationNet
 from messagenet.models.kinds import KINDS
 from messagenet.prediction import Predictor
-from messagenet.prediction.ready import Ready
+from messagenet.prediction.predictor import Ready
 
 LITE = {"width": 16, "output_stride": 32, "levels": [3, 5, 7]}
 IMAGE = np.random.default_rng(0).integers(0, 256, (70, 90, 3), np.uint8)

@@ -8,7 +8,7 @@ import torch
 
 from messagenet.errors import InputError
 from messagenet.inference.dense import Bilateral, DenseGraph, DenseMeanField, Gaussian
-from messagenet.learning import upsample
+from messagenet.losses import upsample
 from messagenet.models import MessageNet
 from messagenet.prediction import Predictor, Refinement
 

@@ -6,7 +6,7 @@ import numpy as np
 from PIL import Image
 
 from messagenet.data import Classes
-from messagenet.prediction import written
+from messagenet.prediction import files as written
 from messagenet.prediction.files import Outcome, Predicted
 from messagenet.report import Segmented, found_text, save_palette_png, write_gallery
 

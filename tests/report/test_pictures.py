@@ -9,9 +9,8 @@ import torch
 from PIL import Image
 
 from messagenet.data.classes import VOC_CLASSES, Classes
-from messagenet.errors import InputError
-from messagenet.files import write_atomically
-from messagenet.report.pictures import (
+from messagenet.errors import InputError, write_atomically
+from messagenet.report.images import (
     RAMP,
     as_picture,
     colourise,

@@ -12,8 +12,8 @@ from PIL import Image
 
 from messagenet.data.classes import Classes
 from messagenet.errors import InputError
-from messagenet.evaluation.accumulate import Evaluator
-from messagenet.report.pictures import colourise, entropy
+from messagenet.evaluation.scores import Evaluator
+from messagenet.report.images import colourise, entropy
 from messagenet.report.scores_page import Example, write_report
 
 CLASSES = Classes(("sky", "<b>land</b>", "sea"))

@@ -6,8 +6,8 @@ from PIL import Image, ImageFont
 
 from messagenet.data.classes import Classes
 from messagenet.errors import InputError
-from messagenet.report import sheet
-from messagenet.report.sheet import GAP, MARGIN, picture_sheet, shortened
+from messagenet.report import images as sheet
+from messagenet.report.images import GAP, MARGIN, picture_sheet, shortened
 
 CLASSES = Classes(("sky", "land", "sea"), ((0, 0, 255), (0, 160, 0), (255, 0, 255)))
 TOP = MARGIN + 28

@@ -17,11 +17,9 @@ from messagenet.data import VOID, Augment, FolderData, SegmentationData, Synthet
 from messagenet.models import MessageNet
 from messagenet.training import TrainResult
 from messagenet.training.build import DataSets
-from messagenet.training.cache import FeatureCache
-from messagenet.training.cache_key import CacheSettings
 from messagenet.training.config import LossConfig
-from messagenet.training.entries import collate_entries
-from messagenet.training.log import read_log
+from messagenet.training.feature_cache import CacheSettings, FeatureCache, collate_entries
+from messagenet.training.progress import read_log
 
 Run = Callable[..., TrainResult]
 FROZEN = ("run.freeze_backbone=true", "run.evaluate_every=3")

@@ -14,11 +14,18 @@ from messagenet.data import Augment
 from messagenet.data.classes import numbered_classes
 from messagenet.errors import InputError
 from messagenet.models import SegmentationNet
+from messagenet.settings import flat
 from messagenet.training import TrainConfig, apply_overrides, load_config, save_config
 from messagenet.training.build import build_network
-from messagenet.training.config import DataConfig, OptimiserConfig, RunConfig
-from messagenet.training.config_files import attribute_texts, config_text, parse_config, preset_names
-from messagenet.training.settings import flat
+from messagenet.training.config import (
+    DataConfig,
+    OptimiserConfig,
+    RunConfig,
+    attribute_texts,
+    config_text,
+    parse_config,
+    preset_names,
+)
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 

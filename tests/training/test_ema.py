@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from messagenet.training.ema import Average, decay_at
+from messagenet.training.learner import Average, decay_at
 
 
 def test_the_recurrence() -> None:

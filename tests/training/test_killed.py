@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from messagenet.training.checkpoint import read_checkpoint
-from messagenet.training.log import read_log
+from messagenet.training.progress import read_log
 
 TIMES = ("images_per_second", "waiting")
 

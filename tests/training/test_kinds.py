@@ -17,9 +17,7 @@ from messagenet.models import KINDS, SegmentationNet
 from messagenet.prediction import Predictor, Views, score
 from messagenet.training import DataSets, TrainResult, load_config
 from messagenet.training.build import build_network
-from messagenet.training.choose import choose_config
-from messagenet.training.config import LossConfig, TrainConfig
-from messagenet.training.model_config import KindName, ModelConfig
+from messagenet.training.config import KindName, LossConfig, ModelConfig, TrainConfig, choose_config
 
 TINY = [kind for kind in KINDS if kind != "fcn8s"]
 SHORT = (

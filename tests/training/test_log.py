@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from messagenet.training.log import RunLog, read_log
+from messagenet.training.progress import RunLog, read_log
 
 
 def test_records_after_the_checkpoint_are_dropped(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from messagenet.evaluation import Confusion
 from messagenet.models import MessageNet, UnaryNet
 from messagenet.training import Bar, Silent, TrainConfig, TrainResult, load_config, train
 from messagenet.training.build import DataSets, build_network
-from messagenet.training.log import read_log
+from messagenet.training.progress import read_log
 
 Run = Callable[..., TrainResult]
 
@@ -91,7 +91,7 @@ def test_accumulated_batches_are_one_large_batch(run: Run, optimiser: str) -> No
 def test_one_step_is_the_textbook_one(run: Run, small: Callable[..., TrainConfig]) -> None:
     """A step of plain SGD against autograd on the mean over all labelled nodes."""
     from messagenet.data import collate
-    from messagenet.learning import marginal_cross_entropy
+    from messagenet.losses import marginal_cross_entropy
     from messagenet.training.batches import Plan
     from messagenet.training.build import build_network
 

@@ -9,10 +9,9 @@ import pytest
 from messagenet.data import SyntheticScenes
 from messagenet.errors import InputError
 from messagenet.models import SegmentationNet
-from messagenet.models.machine_training import mean_loss
 from messagenet.training import DataSets, TrainConfig, apply_overrides, load_config, read_log, train
 from messagenet.training.build import build_network
-from messagenet.training.machines import node_batches
+from messagenet.training.inference_machine import mean_loss, node_batches
 
 SCENES = DataSets(SyntheticScenes(24, size=48), SyntheticScenes(2, size=48, split="val"))
 

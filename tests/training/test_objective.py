@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from messagenet.data import SyntheticScenes, collate
-from messagenet.learning import marginal_cross_entropy
+from messagenet.losses import marginal_cross_entropy
 from messagenet.models import MessageNet
 from messagenet.training.config import LossConfig
-from messagenet.training.objective import Objective
+from messagenet.training.learner import Objective
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from messagenet.training.config import OptimiserConfig
-from messagenet.training.optimiser import build_optimiser, parameter_groups, set_rate
+from messagenet.training.learner import build_optimiser, parameter_groups, set_rate
 
 
 def network() -> nn.Sequential:

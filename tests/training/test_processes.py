@@ -13,8 +13,8 @@ import torch
 from safetensors.torch import load_file
 
 from messagenet.errors import InputError
-from messagenet.training.log import read_log
-from messagenet.training.processes import keep_strides, start_processes
+from messagenet.training.distributed import keep_strides, start_processes
+from messagenet.training.progress import read_log
 
 SCRIPT = Path(__file__).with_name("shared_run.py")
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from messagenet.errors import InputError
 from messagenet.graph import Relation, above, below, four_neighbours, surrounding
-from messagenet.training.relations import parse_relation, relation_text
+from messagenet.graph.relations import parse_relation, relation_text
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from messagenet.training.schedule import poly_factor
+from messagenet.training.learner import poly_factor
 
 
 def written_out(total: int, warmup: int, power: float) -> list[float]:

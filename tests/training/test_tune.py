@@ -9,7 +9,7 @@ from messagenet.data import Subset, SyntheticScenes
 from messagenet.errors import InputError
 from messagenet.models import CRFNet, DeepLabCRF, UnaryNet
 from messagenet.prediction import Predictor, score
-from messagenet.training.tune import tune
+from messagenet.training.validate import tune
 
 SCENES = SyntheticScenes(3, size=32)
 

@@ -15,10 +15,9 @@ from typing import Annotated
 import typer
 
 from messagenet._version import __version__
-from messagenet.cli.applying import evaluate, predict, serve
-from messagenet.cli.learning import settings, train, tune
-from messagenet.cli.screen import complain, console, noted_warnings
-from messagenet.cli.studying import check, compare, demo, infer
+from messagenet.cli.models import evaluate, predict, serve, settings, train, tune
+from messagenet.cli.options import complain, console, noted_warnings
+from messagenet.cli.research import check, compare, demo, infer
 from messagenet.errors import InputError
 
 app = typer.Typer(

@@ -20,8 +20,8 @@ from messagenet.data.classes import VOID, Classes
 from messagenet.data.dataset import PairedFiles, SegmentationData, require_same_size
 from messagenet.data.folder import FolderData
 from messagenet.data.images import LabelArray
+from messagenet.data.issues import Kind, Problem, StrayIds, kinds_of, stray_remark
 from messagenet.data.open import open_data
-from messagenet.data.problems import Kind, Problem, StrayIds, kinds_of, stray_remark
 from messagenet.errors import InputError
 
 Progress = Callable[[int, int], None]

@@ -18,10 +18,9 @@ from pathlib import Path
 import numpy as np
 
 from messagenet.data.classes import VOID, Classes, read_classes
-from messagenet.data.dataset import FilePair, PairedFiles
+from messagenet.data.dataset import FilePair, PairedFiles, hold_out
 from messagenet.data.images import file_stem, find_images, read_image, read_mask
-from messagenet.data.problems import Problem
-from messagenet.data.views import hold_out
+from messagenet.data.issues import Problem
 from messagenet.errors import InputError
 
 CLASS_LISTS = ("classes.txt", "classes.json")

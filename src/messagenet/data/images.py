@@ -47,6 +47,7 @@ DECODER_ERRORS = (
     struct.error,
     zlib.error,
 )
+MEAN_COLOUR = (0.485, 0.456, 0.406)  # of ImageNet, red, green, blue
 
 
 def read_image(path: str | Path) -> ImageArray:

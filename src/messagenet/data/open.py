@@ -18,13 +18,10 @@ from pathlib import Path
 from typing import Literal
 
 from messagenet.data.classes import VOC_CLASSES, VOID, Classes, read_classes
-from messagenet.data.dataset import SegmentationData
+from messagenet.data.dataset import Joined, Restricted, SegmentationData
 from messagenet.data.folder import FolderData
-from messagenet.data.noisy_scenes import NoisyScenes
-from messagenet.data.sbd import SbdData, find_sbd, train_aug
-from messagenet.data.synthetic import SyntheticScenes
-from messagenet.data.views import Joined, Restricted
-from messagenet.data.voc import LISTS, VocData, find_devkit
+from messagenet.data.scenes import NoisyScenes, SyntheticScenes
+from messagenet.data.voc import LISTS, SbdData, VocData, find_devkit, find_sbd, train_aug
 from messagenet.errors import InputError, nearest
 
 FORMS = (

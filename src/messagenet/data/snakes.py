@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from messagenet.data.classes import VOID
-from messagenet.data.seeds import random_stream
+from messagenet.data.sampling import random_stream
 from messagenet.errors import InputError
 
 LENGTH = 10

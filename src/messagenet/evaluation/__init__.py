@@ -3,7 +3,6 @@
 `Evaluator` scores a set image by image into a `Scores`; the functions below it work on single arrays.
 """
 
-from messagenet.evaluation.accumulate import Evaluator
 from messagenet.evaluation.boundary import boundary_distance, trimap_iou, trimap_matrices
 from messagenet.evaluation.calibration import Reliability, reliability
 from messagenet.evaluation.confusion import (
@@ -14,8 +13,7 @@ from messagenet.evaluation.confusion import (
     mean_iou,
     pixel_accuracy,
 )
-from messagenet.evaluation.summary import ImageScore, Scores
-from messagenet.evaluation.table import scores_table
+from messagenet.evaluation.scores import Evaluator, ImageScore, Scores, scores_table
 
 __all__ = [
     "Confusion",

@@ -30,8 +30,7 @@ import numpy as np
 
 from messagenet.data.classes import VOID
 from messagenet.errors import InputError
-from messagenet.evaluation.arrays import Array, FloatArray, IntArray, as_labels
-from messagenet.evaluation.confusion import mean_iou, scored_pairs
+from messagenet.evaluation.confusion import Array, FloatArray, IntArray, as_labels, mean_iou, scored_pairs
 
 WIDTHS = (1, 2, 4, 8, 16, 32)
 """Band widths in pixels scored unless told otherwise."""

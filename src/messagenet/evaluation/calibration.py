@@ -22,8 +22,7 @@ import torch
 
 from messagenet.data.classes import VOID
 from messagenet.errors import InputError
-from messagenet.evaluation.arrays import Array, FloatArray, as_labels, as_marginals, same_shape
-from messagenet.evaluation.confusion import ratio
+from messagenet.evaluation.confusion import Array, FloatArray, as_labels, as_marginals, ratio, same_shape
 
 BINS = 15
 """Confidence bins of the reliability histogram unless told otherwise."""

@@ -9,15 +9,71 @@ in the truth nor in the prediction has no IoU (nan) and is left out of it. Avera
 over images: matrices are added first, so `Confusion` can be filled in any order and in pieces.
 
 Everingham et al., "The PASCAL Visual Object Classes Challenge: A Retrospective", IJCV 2015.
+
+Label maps and marginals at the border of the package: torch or numpy in, one checked kind out.
+
+Scores are counts over pixels, so labels become NumPy int64 arrays (on the CPU, after the class axis is gone)
+and marginals stay a torch tensor on whatever device produced them.
+
+Accuracy by size: are small objects found as well as large ones?
+
+Every class that occurs in an image covers a share of it. Pixels are grouped by the share that their true class has in
+their image; in each group, every class has the share of its pixels that were recognised, and the group's figure is the
+mean over the classes:
+
+    share(p) = |{q : truth(q) = truth(p)}| / pixels,    accuracy_g = mean_k (right pixels of k in g / pixels of k in g)
+
+Shares are of all pixels of the image, void ones too.
 """
 
 from __future__ import annotations
 
+from typing import Any, TypeAlias
+
 import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
 
 from messagenet.data.classes import VOID
 from messagenet.errors import InputError
-from messagenet.evaluation.arrays import Array, FloatArray, IntArray, as_labels, same_shape
+
+IntArray: TypeAlias = npt.NDArray[np.int64]
+FloatArray: TypeAlias = npt.NDArray[np.float64]
+Array: TypeAlias = npt.NDArray[Any] | Tensor
+"""What callers may pass: NumPy or torch, any device."""
+
+
+def as_labels(labels: Array, name: str) -> IntArray:
+    """Turns a label map of any integer type into int64; `name` is how an error calls it.
+
+    >>> as_labels(torch.tensor([[1, 255]], dtype=torch.uint8), "truth")
+    array([[  1, 255]])
+    """
+    array = labels.detach().cpu().numpy() if isinstance(labels, Tensor) else np.asarray(labels)
+    if array.dtype.kind not in "biu":
+        raise InputError(f"{name} must hold whole class numbers, not {array.dtype}; take the argmax first")
+    return array.astype(np.int64, copy=False)
+
+
+def as_marginals(marginals: Array) -> Tensor:
+    """Checks the shape (K, height, width) and lifts half precision to float32, where sums are safe."""
+    tensor = torch.as_tensor(marginals).detach()
+    if tensor.ndim != 3:
+        shape = tuple(tensor.shape)
+        raise InputError(f"marginals must be (classes, height, width), not {shape}; pass one image at a time")
+    if not tensor.is_floating_point():
+        raise InputError(f"marginals must be floating point, not {tensor.dtype}; pass labels as predicted=")
+    return tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.float()
+
+
+def same_shape(predicted: tuple[int, ...], truth: tuple[int, ...]) -> None:
+    """Raises when a prediction does not cover the same pixels as the truth."""
+    if tuple(predicted) != tuple(truth):
+        raise InputError(
+            f"prediction {tuple(predicted)} and truth {tuple(truth)} differ in size; "
+            "resize the prediction to the original image"
+        )
 
 
 def scored_pairs(
@@ -137,3 +193,36 @@ class Confusion:
         total = Confusion(self.num_classes, self.void)
         total.matrix = self.matrix + other.matrix
         return total
+
+
+LIMITS = (0.02, 0.1, 1.0)
+"""Largest share of the image in each group: small, medium, large."""
+
+
+def size_matrices(predicted: Array, truth: Array, num_classes: int, void: int = VOID) -> IntArray:
+    """The confusion matrix of each group of sizes, (groups, K, K).
+
+    A class is in one group for the whole image, so each row of the image's matrix goes to one of them.
+
+    >>> truth = np.zeros((10, 10), int)
+    >>> truth[0, 0] = 1
+    >>> size_matrices(truth, truth, num_classes=2)[:, 1, 1]
+    array([1, 0, 0])
+    """
+    matrix = confusion_matrix(predicted, truth, num_classes, void)
+    labels = as_labels(truth, "truth")
+    shares = np.bincount(labels[labels != void].ravel(), minlength=num_classes) / max(labels.size, 1)
+    groups = np.searchsorted(LIMITS, shares).clip(max=len(LIMITS) - 1)  # of each class
+    split: IntArray = np.zeros((len(LIMITS), *matrix.shape), np.int64)
+    split[groups, np.arange(num_classes)] = matrix
+    return split
+
+
+def accuracy_by_size(matrices: IntArray) -> list[float]:
+    """The mean accuracy over the classes of each group; nan for a group without pixels."""
+    found = []
+    for matrix in matrices:
+        pixels = matrix.sum(1)
+        seen = pixels > 0
+        found.append(float((np.diag(matrix)[seen] / pixels[seen]).mean()) if seen.any() else float("nan"))
+    return found

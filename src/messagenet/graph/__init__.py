@@ -1,7 +1,7 @@
 """What talks to what: relations and the graphs they span."""
 
 from messagenet.graph.grid import GridGraph, Slot, Window, window
-from messagenet.graph.relation import (
+from messagenet.graph.relations import (
     Form,
     Offset,
     Relation,

@@ -13,9 +13,8 @@ from torch import Tensor
 
 from messagenet.errors import InputError
 from messagenet.graph.factor_graph import MAX_STATES, FactorGraph, FactorGroup
-from messagenet.graph.grid import GridGraph, window
-from messagenet.graph.grid_factors import EdgeBlock, GridFactorGraph
-from messagenet.graph.relation import four_neighbours
+from messagenet.graph.grid import EdgeBlock, GridFactorGraph, GridGraph, window
+from messagenet.graph.relations import four_neighbours
 
 
 def _unaries(num_variables: int) -> Tensor:

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from messagenet.errors import InputError
 from messagenet.graph.factor_graph import FactorGraph, FactorGroup, Potentials
-from messagenet.inference.logspace import INF
-from messagenet.inference.result import Engine, Result
+from messagenet.inference.engine import Engine, Result
+from messagenet.inference.log_math import INF
 
 
 @dataclass(frozen=True, eq=False)

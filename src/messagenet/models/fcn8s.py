@@ -26,8 +26,7 @@ from messagenet.data.classes import VOC_CLASSES, Classes
 from messagenet.errors import InputError
 from messagenet.graph import Relation
 from messagenet.models.backbones import VGG16, EfficientNetLite, build_backbone
-from messagenet.models.heads import heard
-from messagenet.models.segmentation_net import SegmentationNet
+from messagenet.models.base import SegmentationNet, heard
 
 STRIDES = (8, 16, 32)
 LEVEL_OPTIONS: dict[str, dict[str, object]] = {

@@ -14,21 +14,27 @@ one. Messages enter as m − 1/K, which moves only b, so that a missing one is z
 T predictions are made. The first has heard nothing and is the classifier of x_p alone; the belief after the last is
 the result. The predictor is tied (one for all iterations) or untied. It is trained stage by stage, by aggregation
 (both in `machine_training`), or end to end, by back-propagation through all iterations: that is `loss`.
+
+An inference machine as a whole network (Ross, Munoz, Hebert & Bagnell, CVPR 2011).
+
+Its nodes are described by hand-crafted features (`backbones` "hand_crafted"), as in the original, or by a network.
 """
 
 from __future__ import annotations
 
-from typing import get_args
+from collections.abc import Mapping, Sequence
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from messagenet.data.classes import VOC_CLASSES, Classes
 from messagenet.errors import InputError, nearest
-from messagenet.estimators.rules import CavityMode
 from messagenet.graph import Offset, Relation, window
-from messagenet.models.hand_crafted import POSITIONS, positions
-from messagenet.models.heads import MarginalHead, heard
+from messagenet.message_passing.estimator import CavityMode
+from messagenet.models.backbones.hand_crafted import POSITIONS, positions
+from messagenet.models.base import MarginalHead, SegmentationNet, heard
 
 NEIGHBOURS = Relation(
     "neighbours", offsets=((-8, 0), (-4, 0), (-1, 0), (0, -1), (0, 1), (1, 0), (4, 0), (8, 0))
@@ -169,3 +175,49 @@ class InferenceMachine(MarginalHead):
         if (w := window((height, width), offset)) is None:
             return torch.zeros_like(sent)
         return functional.pad(sent[w.senders], (0, 0, max(0, -dx), max(0, dx), max(0, -dy), max(0, dy)))
+
+
+class InferenceMachineNet(SegmentationNet):
+    """Features, and an inference machine on them; `loss` back-propagates through all its iterations.
+
+    >>> import torch
+    >>> InferenceMachineNet(classes=3)(torch.rand(1, 3, 40, 50)).shape
+    torch.Size([1, 3, 5, 7])
+
+    Args:
+        backbone, classes, backbone_options, void_values: See `SegmentationNet`.
+        relations: None: a machine has a fixed number of neighbours (`inference_machine.NEIGHBOURS`).
+        inference_iterations, tied, cavity: See `InferenceMachine`.
+    """
+
+    uses_relations = False
+    options = ("inference_iterations", "tied", "cavity")
+    head: InferenceMachine
+
+    def __init__(
+        self,
+        backbone: str | nn.Module = "hand_crafted",
+        classes: Classes | Sequence[str] | int = VOC_CLASSES,
+        relations: Sequence[Relation] = (),
+        *,
+        backbone_options: Mapping[str, Any] | None = None,
+        inference_iterations: int = 3,
+        tied: bool = True,
+        cavity: CavityMode = "factor",
+        void_values: Sequence[int] = (),
+    ) -> None:
+        super().__init__(
+            backbone,
+            classes,
+            relations,
+            settings={"inference_iterations": inference_iterations, "tied": tied, "cavity": cavity},
+            backbone_options=backbone_options,
+            void_values=void_values,
+        )
+        self.head = InferenceMachine(
+            self.channels,
+            self.classes.num_classes,
+            iterations=inference_iterations,
+            tied=tied,
+            cavity=cavity,
+        )

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from messagenet.models.control_nets import ConvolutionNet, EnsembleNet
-from messagenet.models.controls import DILATIONS
-from messagenet.models.crf_net import CRFNet
-from messagenet.models.dense_nets import CRFRNN, DeepLabCRF
+from messagenet.models.base import SegmentationNet
+from messagenet.models.controls import DILATIONS, ConvolutionNet, EnsembleNet
+from messagenet.models.crf import CRFNet
+from messagenet.models.dense_crf import CRFRNN, DeepLabCRF
 from messagenet.models.fcn8s import FCN8s
-from messagenet.models.machine_net import InferenceMachineNet
-from messagenet.models.message_net import MessageNet, UnaryNet
-from messagenet.models.segmentation_net import SegmentationNet
+from messagenet.models.inference_machine import InferenceMachineNet
+from messagenet.models.message import MessageNet, UnaryNet
 
 
 class Kind(NamedTuple):

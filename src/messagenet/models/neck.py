@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from messagenet.errors import InputError, nearest
-from messagenet.models.backbones.contract import positive_integer
-from messagenet.models.backbones.inverted_residual import ConvolutionNorm, InvertedResidual
+from messagenet.models.backbones.base import positive_integer
+from messagenet.models.backbones.efficientnet_lite import ConvolutionNorm, InvertedResidual
 
 KERNEL = 5
 

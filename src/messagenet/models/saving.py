@@ -2,12 +2,16 @@
 
 Nothing in it is executed on loading. Reading is strict: an unknown or missing setting or parameter is refused
 by name, and so is a file that does not belong to the configuration beside it.
+
+Models saved by earlier versions: what was called otherwise then, brought to the names of this version.
+
+Filters used to be an option of the backbone and are now a neck.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,16 +20,43 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as dump_tensors
 from torch import Tensor, nn
 
+from messagenet.bundled import model_folder, shipped_models
 from messagenet.data.classes import Classes
 from messagenet.data.dataset import checked_void_values
-from messagenet.errors import InputError, nearest
-from messagenet.files import write_atomically
+from messagenet.errors import InputError, nearest, write_atomically
 from messagenet.graph import Relation
-from messagenet.models.upgrades import upgraded_settings, upgraded_state
-from messagenet.shipped import model_folder, shipped_models
 
 if TYPE_CHECKING:
-    from messagenet.models.segmentation_net import SegmentationNet
+    from messagenet.models.base import SegmentationNet
+
+
+OLD_FILTERS, NEW_FILTERS = "backbones.shared.filters.", "neck.filters."
+
+
+def upgraded_settings(settings: Mapping[str, Any], options: Collection[str]) -> dict[str, Any]:
+    """The settings of a saved model, for a network with these options.
+
+    >>> upgraded_settings({"backbone_options": {"filters": 2}}, ["neck"])
+    {'backbone_options': {}, 'neck': {'filters': 2}}
+    """
+    found = {key: value for key, value in settings.items() if key != "neck" or value}
+    given = found.get("backbone_options")
+    if isinstance(given, Mapping) and "filters" in given and "neck" in options:
+        found["backbone_options"] = {key: value for key, value in given.items() if key != "filters"}
+        if given["filters"]:
+            found.setdefault("neck", {"filters": given["filters"]})
+    return found
+
+
+def upgraded_state(state: Mapping[str, Tensor], own: Collection[str]) -> dict[str, Tensor]:
+    """The parameters of a saved model, for a network whose own have these names."""
+
+    def renamed(name: str) -> str:
+        old = name not in own and name.startswith(OLD_FILTERS)
+        return NEW_FILTERS + name.removeprefix(OLD_FILTERS) if old else name
+
+    return {renamed(name): values for name, values in state.items()}
+
 
 FORMAT = 1
 CONFIG, WEIGHTS = "config.json", "model.safetensors"

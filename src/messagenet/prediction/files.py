@@ -2,22 +2,97 @@
 
 An image that cannot be read or predicted is noted and the next one is taken. Its results are made before the first
 of them is written, so a failed image leaves nothing behind. An output that cannot be written ends the whole.
+
+What a prediction leaves on disk, one file per image and kind.
+
+mask      palette PNG whose values are the class ids            NAME.png
+overlay   the classes' colours over the image                   NAME.overlay.png
+entropy   where the model is unsure: black certain, pale not    NAME.entropy.png
+probs     marginals, float16 (K, H, W), with the class names    NAME.npz
+voc       the layout of the PASCAL VOC server                   results/VOC2012/Segmentation/comp6_test_cls/NAME.png
+
+Segmentations read back from disk, to be looked at: the same whether one machine or a cluster has written them.
 """
 
 from __future__ import annotations
 
+import io
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-from messagenet.data import Classes, find_images, read_image
-from messagenet.errors import InputError
-from messagenet.files import write_atomically
-from messagenet.prediction.outputs import DEFAULT_KINDS, KINDS, check_kinds, rendered
+import numpy as np
+from PIL import Image
+from torch import Tensor
+
+from messagenet.data import Classes, find_images, read_image, read_mask
+from messagenet.data.images import ImageArray
+from messagenet.errors import InputError, nearest, write_atomically
 from messagenet.prediction.predictor import Predictor
+from messagenet.prediction.upsample import most_probable
+from messagenet.report import (
+    Segmented,
+    entropy_picture,
+    found_text,
+    overlay,
+    palette_image,
+    png_bytes,
+    write_gallery,
+)
+
+KINDS = ("mask", "overlay", "entropy", "probs", "voc")
+DEFAULT_KINDS = ("mask", "overlay")
+VOC_FOLDER = Path("results/VOC2012/Segmentation/comp6_test_cls")
+
+
+def check_kinds(kinds: Sequence[str]) -> None:
+    """Refuses kinds that do not exist, and an empty list of them."""
+    for kind in kinds:
+        if kind not in KINDS:
+            raise InputError(f"unknown output {kind!r}; {nearest(kind, KINDS)}")
+    if not kinds:
+        raise InputError(f"nothing to write; name at least one of {', '.join(KINDS)}")
+
+
+def rendered(predictor: Predictor, image: ImageArray, name: Path, kinds: Sequence[str]) -> dict[Path, bytes]:
+    """The files of one image, in the order of `KINDS`, by their place below the output folder.
+
+    Args:
+        predictor: The model and how to predict with it.
+        image: RGB bytes, (H, W, 3).
+        name: Where its results go, without extension.
+        kinds: Which of `KINDS`.
+    """
+    classes: Classes = predictor.net.classes
+    marginals = predictor.marginals(image) if {"entropy", "probs"} & set(kinds) else None
+    labels = predictor.labels(image) if marginals is None else most_probable(marginals)
+    files: dict[Path, bytes] = {}
+    mask = png_bytes(palette_image(labels, classes)) if {"mask", "voc"} & set(kinds) else b""
+    if "mask" in kinds:
+        files[_with(name, ".png")] = mask
+    if "overlay" in kinds:
+        files[_with(name, ".overlay.png")] = png_bytes(overlay(image, labels, classes))
+    if marginals is not None and "entropy" in kinds:
+        files[_with(name, ".entropy.png")] = png_bytes(entropy_picture(marginals))
+    if marginals is not None and "probs" in kinds:
+        files[_with(name, ".npz")] = _archive(marginals, classes)
+    if "voc" in kinds:
+        files[VOC_FOLDER / f"{name.name}.png"] = mask
+    return files
+
+
+def _with(name: Path, ending: str) -> Path:
+    return name.with_name(name.name + ending)
+
+
+def _archive(marginals: Tensor, classes: Classes) -> bytes:
+    content = io.BytesIO()
+    np.savez_compressed(content, marginals=marginals.half().cpu().numpy(), classes=np.array(classes.names))
+    return content.getvalue()
 
 
 class Job(NamedTuple):
@@ -85,7 +160,7 @@ def predict_files(
         predictor: The model and how to predict with it.
         inputs: Files, folders (searched through) and globs.
         out: The folder to write to; folders below a common one are kept apart.
-        kinds: What to write, of `messagenet.prediction.outputs.KINDS`.
+        kinds: What to write, of `messagenet.prediction.files.KINDS`.
         progress: Called with (images done, images in all).
     """
     jobs = plan_jobs(find_images(inputs), Path(out), kinds)
@@ -137,3 +212,38 @@ def output_names(files: Sequence[Path]) -> list[Path]:
     bare = [path.with_suffix("") for path in relative]
     times = Counter(bare)
     return [short if times[short] == 1 else path for short, path in zip(bare, relative, strict=True)]
+
+
+MOST_SHOWN = 200
+
+
+def check_shown(kinds: Sequence[str], path: str | Path) -> None:
+    """Refuses outputs that a page cannot be made from, and a place where it cannot be."""
+    check_kinds(kinds)
+    if Path(path).is_dir():
+        raise InputError(
+            f"the report cannot be {path}, which is a folder; give a file such as {path}/report.html"
+        )
+    if "mask" not in kinds:
+        raise InputError(f"a report shows the masks; save them too: {','.join(['mask', *kinds])}")
+
+
+def found_in(predicted: Predicted, image: Path) -> str:
+    """What was found in an image whose mask was written: "cat 61%, background 39%"."""
+    return found_text(read_mask(predicted.by_kind(image)["mask"]), predicted.classes)
+
+
+def write_predictions_page(predicted: Predicted, path: str | Path) -> Path:
+    """A page of what was predicted, of the first images if there are very many."""
+    title = "Segmentations"
+    if len(predicted.written) > MOST_SHOWN:
+        title += f", the first {MOST_SHOWN} of {len(predicted.written):,}"
+    shown = islice(_segmented(predicted), MOST_SHOWN)
+    return write_gallery(shown, path, classes=predicted.classes, title=title)
+
+
+def _segmented(predicted: Predicted) -> Iterator[Segmented]:
+    for image in predicted.written:
+        files = predicted.by_kind(image)
+        entropy = Image.open(files["entropy"]).convert("RGB") if "entropy" in files else None
+        yield Segmented(image.name, read_image(image), read_mask(files["mask"]), entropy)

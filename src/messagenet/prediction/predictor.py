@@ -4,26 +4,128 @@ dense-CRF refinement.
 Everything is joined at the nodes. Several views of an image (mirrored, at other scales) give the mean of
 their node marginals, P = ¹⁄V Σ_v P_v, each brought to the node grid of the image itself; log P then takes the
 place of the logits.
+
+A network as prediction runs it: its convolutions fused, as long as that is the same network.
+
+The fused copy is made on the first call, and made again when the network's own parameters have changed or moved since.
+It is never copied or sent elsewhere, for oneDNN's kernels cannot be: whoever receives a `Ready` makes one anew.
+
+Dense-CRF refinement: the model's logits as unary potentials of a fully connected CRF on the image's colours.
+
+    P(y) ∝ exp( Σ_i logits_i(y_i) − Σ_{i<j} k(i, j) [y_i ≠ y_j] ),      mean field (see `messagenet.inference.dense`)
+
+It draws labels to the edges that the image shows. A large image is refined in bands over its whole width, so that
+memory stays bounded; a band also sees `MARGIN` standard deviations of the widest kernel above and below, where what
+is further away counts next to nothing, and only its middle is kept.
 """
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from messagenet.errors import InputError
+from messagenet.inference.dense import DEEPLAB, DenseGraph, DenseMeanField, Kernel
 from messagenet.models import SegmentationNet
-from messagenet.prediction.enlarge import most_probable, node_places, pixel_strips, sampled
-from messagenet.prediction.ready import Ready
-from messagenet.prediction.refine import Refinement
-from messagenet.prediction.tiles import joined_logits
+from messagenet.models.backbones import fused
+from messagenet.prediction.upsample import joined_logits, most_probable, node_places, pixel_strips, sampled
+
+State = tuple[tuple[int, int, int], ...]
+
+
+class Ready:
+    """Calls a network in the fastest way there is.
+
+    Args:
+        net: The network, in evaluation mode.
+    """
+
+    def __init__(self, net: SegmentationNet) -> None:
+        self.net = net
+        self._fused: SegmentationNet | None = None
+        self._state: State = ()
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """Logits at the nodes, (B, K, h, w), of images in 0..1, (B, 3, H, W)."""
+        logits: Tensor = self._network(images.device)(images)
+        return logits
+
+    def _network(self, device: torch.device) -> SegmentationNet:
+        if device.type != "cpu" or torch.is_autocast_enabled("cpu") or torch.is_grad_enabled():
+            return self.net
+        state = _state(self.net.backbones) + _state(self.net.neck or nn.Identity())
+        if self._fused is None or state != self._state:
+            self._fused, self._state = _with_fused_convolutions(self.net), state
+        return self._fused
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"net": self.net, "_fused": None, "_state": ()}
+
+
+def _with_fused_convolutions(net: SegmentationNet) -> SegmentationNet:
+    """The network with other backbones and another neck; everything else is shared with it."""
+    other = copy.copy(net)
+    other._modules = dict(net._modules)
+    other.backbones = nn.ModuleDict({name: fused(backbone) for name, backbone in net.backbones.items()})
+    if other.neck is not None:
+        other.neck = fused(other.neck)  # type: ignore[assignment]
+    return other
+
+
+def _state(module: nn.Module) -> State:
+    """Changes whenever a parameter or buffer is replaced, moved or written to."""
+    return tuple(
+        (id(values), values.data_ptr(), 0 if values.is_inference() else values._version)
+        for values in (*module.parameters(), *module.buffers())
+    )
+
+
+MARGIN = 2.0
+
+
+@dataclass(frozen=True)
+class Refinement:
+    """How to refine.
+
+    Attributes:
+        kernels: What ties two pixels; DeepLab's unless told.
+        iterations: Of mean field.
+        pixels: How many pixels are refined in one piece.
+    """
+
+    kernels: tuple[Kernel, ...] = DEEPLAB
+    iterations: int = 10
+    pixels: int = 2_000_000
+
+    def __post_init__(self) -> None:
+        if self.pixels < 1:
+            raise InputError(f"pixels is {self.pixels}; refine at least one at a time, such as 2000000")
+
+    def strips(self, image: npt.NDArray[np.uint8], logits: Tensor, stride: float) -> Iterator[Tensor]:
+        """Refined logits (K, rows, W) of successive bands of an image (H, W, 3), from node logits (K, h, w)."""
+        height, width = image.shape[:2]
+        margin = math.ceil(MARGIN * max(kernel.position for kernel in self.kernels))
+        rows = height if height * width <= self.pixels else max(margin, self.pixels // width - 2 * margin)
+        engine = DenseMeanField(self.iterations)
+        across = node_places(torch.arange(width, device=logits.device, dtype=torch.float64) + 0.5, stride)
+        for start in range(0, height, rows):
+            stop = min(start + rows, height)
+            top, bottom = max(0, start - margin), min(height, stop + margin)
+            down = torch.arange(top, bottom, device=logits.device, dtype=torch.float64) + 0.5
+            unary = sampled(logits, node_places(down, stride), across)  # (K, bottom - top, W)
+            colours = torch.from_numpy(np.ascontiguousarray(image[top:bottom].transpose(2, 0, 1)))
+            graph = DenseGraph(colours.to(logits.device).to(logits.dtype) / 255, self.kernels)
+            yield engine.run(graph, unary).logits[:, start - top : stop - top]
+
 
 Image = npt.NDArray[np.uint8]
 

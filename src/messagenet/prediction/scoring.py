@@ -1,15 +1,20 @@
-"""A model against the truth: every labelled image of a data set, predicted at its own size and scored."""
+"""A model against the truth: every labelled image of a data set, predicted at its own size and scored.
+
+Scores from features that are kept on disk: a frozen backbone has seen the scored images once, for all rows.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from messagenet.data import SegmentationData
 from messagenet.data.classes import numbered_classes
 from messagenet.errors import InputError
 from messagenet.evaluation import Evaluator, Scores
-from messagenet.models.segmentation_net import SegmentationNet
+from messagenet.models import SegmentationNet
 from messagenet.prediction.predictor import Predictor
+from messagenet.prediction.upsample import most_probable
+from messagenet.report import Example, entropy
 
 
 def score(
@@ -51,3 +56,28 @@ def require_same_classes(net: SegmentationNet, data: SegmentationData) -> None:
 
 def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:3]) + ("…" if len(names) > 3 else "")
+
+
+def report_examples(
+    predictors: Mapping[str, Predictor], data: SegmentationData, scores: Scores, count: int = 5
+) -> list[Example]:
+    """Examples for `messagenet.report.write_report`: `count` images from either end of the ranking.
+
+    Args:
+        predictors: Models by name; the last one's uncertainty is shown.
+        data: The set that was scored.
+        scores: The scores to rank the images by.
+        count: How many of the worst and of the best.
+    """
+    ranked = [image.name for image in scores.ranked()]
+    wanted = set(ranked[:count] + ranked[-count:])
+    places = [index for index in range(len(data)) if data.sample_name(index) in wanted]
+    examples = []
+    for index in places:
+        sample = data[index]
+        assert sample.mask is not None
+        marginals = {name: predictor.marginals(sample.image) for name, predictor in predictors.items()}
+        labels = {name: most_probable(values) for name, values in marginals.items()}
+        uncertainty = entropy(next(reversed(marginals.values())))
+        examples.append(Example(sample.name, sample.image, sample.mask, labels, uncertainty))
+    return examples

@@ -1,20 +1,20 @@
 """Results to look at: pictures of labels, plots of scores, and self-contained HTML pages."""
 
-from messagenet.report.contact import contact_sheet
-from messagenet.report.gallery import Segmented, found_text, write_gallery
-from messagenet.report.pictures import (
+from messagenet.report.images import (
     colourise,
+    contact_sheet,
     entropy,
     entropy_picture,
     overlay,
     palette_image,
+    picture_sheet,
     png_bytes,
     save_palette_png,
     save_png,
 )
+from messagenet.report.page import Segmented, found_text, write_gallery
 from messagenet.report.plots import class_iou_plot, confusion_plot, reliability_plot, trimap_plot
 from messagenet.report.scores_page import Example, write_report
-from messagenet.report.sheet import picture_sheet
 
 __all__ = [
     "Example",

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from messagenet.errors import InputError
-from messagenet.evaluation.summary import Scores
-from messagenet.evaluation.table import as_named, shared_classes
+from messagenet.evaluation.scores import Scores, as_named, shared_classes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
 
 INK = "#1f2934"
 SERIES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")

@@ -18,15 +18,15 @@ from PIL import Image
 
 from messagenet.data.classes import Classes
 from messagenet.errors import InputError
-from messagenet.evaluation.arrays import Array
-from messagenet.evaluation.summary import Scores
-from messagenet.evaluation.table import Row, as_named, class_rows, shared_classes, summary_rows
+from messagenet.evaluation.confusion import Array
+from messagenet.evaluation.scores import Row, Scores, as_named, class_rows, shared_classes, summary_rows
 from messagenet.report import plots
+from messagenet.report.images import as_picture, palette_image, ramp_picture
 from messagenet.report.page import legend, section, swatches, tiles, write_page
-from messagenet.report.pictures import as_picture, palette_image, ramp_picture
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
 
 WIDEST_IN_HALF, TALL = 5.5, 1.4  # inches; times its width
 

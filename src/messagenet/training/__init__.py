@@ -5,14 +5,11 @@ result = train(config, "runs/mine", progress=Bar())
 net = MessageNet.from_pretrained(result.folder / "best")
 """
 
+from messagenet.graph.relations import parse_relation, relation_text
 from messagenet.training.build import DataSets
-from messagenet.training.config import TrainConfig
-from messagenet.training.config_files import load_config, preset_names, save_config
-from messagenet.training.log import read_log
+from messagenet.training.config import TrainConfig, apply_overrides, load_config, preset_names, save_config
 from messagenet.training.loop import train
-from messagenet.training.overrides import apply_overrides
-from messagenet.training.progress import Bar, Progress, RunInfo, Silent, TrainResult
-from messagenet.training.relations import parse_relation, relation_text
+from messagenet.training.progress import Bar, Progress, RunInfo, Silent, TrainResult, read_log
 
 __all__ = [
     "Bar",

@@ -11,15 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from messagenet.bundled import model_folder, shipped_models
 from messagenet.data import Augment, Classes, Sample, SegmentationData, Subset, generator, open_data
 from messagenet.errors import InputError, nearest
+from messagenet.graph.relations import parse_relation, relation_text
 from messagenet.models import KINDS, InferenceMachineNet, SegmentationNet
 from messagenet.models.backbones import build_backbone, load_pretrained
 from messagenet.models.saving import read_config
-from messagenet.shipped import model_folder, shipped_models
-from messagenet.training.config import DataConfig
-from messagenet.training.model_config import ModelConfig
-from messagenet.training.relations import parse_relation, relation_text
+from messagenet.training.config import DataConfig, ModelConfig
 
 WORDS = ("package", "torch.hub")
 """Published weights that `model.pretrained` may name."""

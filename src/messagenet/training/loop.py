@@ -9,18 +9,34 @@
 A run is a function of its configuration: killed at any moment and resumed, it ends with the weights of a run that
 was not; on several processes it takes the steps that one process would take with as many images per step (batch
 norms with local statistics apart, see `run.norm`).
+
+What a line of the log says about the steps since the line before.
+
+Training that has gone wrong: a loss or a weight that is no number any more.
+
+On a GPU, looking at a loss waits for it, so losses are kept and looked at now and then; on a CPU at every step,
+before the weights are changed. Either way nothing is written to disk in between.
+
+Ctrl-C as a request: the first lets the step finish, the second stops at once.
 """
 
 from __future__ import annotations
 
+import math
+import signal
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import FrameType, TracebackType
 from typing import Any
 
+import torch
 from accelerate import Accelerator  # type: ignore[import-untyped]
+from torch import Tensor, nn
 
 from messagenet.data import SegmentationData, Subset, balanced_indices, collate
+from messagenet.errors import InputError
 from messagenet.training.batches import (
     AugmentedData,
     Plan,
@@ -30,22 +46,151 @@ from messagenet.training.batches import (
     make_loader,
 )
 from messagenet.training.build import DataSets, build_network, check_data, check_reach, open_sets
-from messagenet.training.cache import FeatureCache, scoring_cache
-from messagenet.training.cache_key import CacheSettings
-from messagenet.training.checkpoint import Checkpoint, write_checkpoint
-from messagenet.training.config import TrainConfig
-from messagenet.training.config_files import save_config
-from messagenet.training.divergence import Watch
-from messagenet.training.entries import Entry, collate_entries
-from messagenet.training.interrupt import Interrupt
+from messagenet.training.checkpoint import (
+    Checkpoint,
+    Layout,
+    check_folder,
+    find_checkpoint,
+    remove_leftovers,
+    write_checkpoint,
+)
+from messagenet.training.config import TrainConfig, save_config
+from messagenet.training.distributed import start_processes
+from messagenet.training.feature_cache import (
+    CacheSettings,
+    Entry,
+    FeatureCache,
+    collate_entries,
+    scoring_cache,
+)
+from messagenet.training.inference_machine import fit_machine
 from messagenet.training.learner import Learner, StepLoss, TrainBatch
-from messagenet.training.log import RunLog
-from messagenet.training.machines import fit_machine
-from messagenet.training.meter import Fetch, Meter
-from messagenet.training.processes import start_processes
-from messagenet.training.progress import Progress, RunInfo, Silent, TrainResult
-from messagenet.training.resume import Layout, check_folder, find_checkpoint, remove_leftovers
+from messagenet.training.progress import Progress, RunInfo, RunLog, Silent, TrainResult
 from messagenet.training.validate import Validation, score_record
+
+
+class Fetch:
+    """The next batch on the device, and how long the steps have waited for theirs."""
+
+    def __init__(self, batches: Iterator[TrainBatch], device: torch.device) -> None:
+        self.batches, self.device = batches, device
+        self.waited = 0.0
+
+    def __call__(self) -> TrainBatch:
+        """Waits for a batch."""
+        before = time.perf_counter()
+        batch = next(self.batches)
+        self.waited += time.perf_counter() - before
+        return batch.to(self.device, non_blocking=True)
+
+
+class Meter:
+    """Mean loss and speed of the steps since the last reading; time outside steps is not counted.
+
+    Args:
+        sums: Loss and nodes of steps before, when a run resumes between two lines of its log.
+        like: A tensor of the type and device of the losses to come.
+    """
+
+    def __init__(self, sums: Sequence[float], like: Tensor) -> None:
+        self._sums = like.new_tensor(sums)
+        self._busy, self._steps = 0.0, 0
+
+    def timed(self, step: Callable[[], StepLoss]) -> StepLoss:
+        """Takes a step and measures it."""
+        before = time.perf_counter()
+        loss = step()
+        self._sums += loss.sums[:2]
+        self._steps += 1
+        self._busy += time.perf_counter() - before
+        return loss
+
+    def sums(self) -> list[float]:
+        """Loss and nodes since the last reading."""
+        values: list[float] = self._sums.tolist()
+        return values
+
+    def read(self, images_per_step: int, fetch: Fetch) -> dict[str, Any]:
+        """Mean loss, images per second, and the share of the time spent waiting for data; then starts over."""
+        before = time.perf_counter()
+        total, nodes = self.sums()
+        busy = self._busy + time.perf_counter() - before  # on a GPU the steps are finished only here
+        record = {
+            "loss": total / max(nodes, 1),
+            "images_per_second": self._steps * images_per_step / busy,
+            "waiting": fetch.waited / busy,
+        }
+        self._sums.zero_()
+        self._busy, self._steps, fetch.waited = 0.0, 0, 0.0
+        return record
+
+
+NAMES_SHOWN = 8
+
+
+class Watch:
+    """Remembers the losses of the last steps and the files they are from."""
+
+    def __init__(self, lr: float, immediate: bool) -> None:
+        self.lr = lr
+        self.immediate = immediate
+        self._recent: list[tuple[int, Tensor, Sequence[str]]] = []
+        self._last: tuple[int, Sequence[str]] = (-1, ())
+
+    def record(self, step: int, loss: Tensor, names: Sequence[str]) -> None:
+        """Takes note of a step; raises at once if that costs nothing."""
+        self._recent.append((step, loss, names))
+        self._last = (step, names)
+        if self.immediate:
+            self.check()
+
+    def check(self, net: nn.Module | None = None) -> None:
+        """Raises if a recent loss, or a weight of the network, is not finite."""
+        recent, self._recent = self._recent, []
+        losses = torch.stack([loss for _, loss, _ in recent]).tolist() if recent else []
+        for value, (step, _, names) in zip(losses, recent, strict=True):
+            if not math.isfinite(value):
+                raise self._error(f"the loss became {value}", step, names)
+        if net is not None and not all(bool(torch.isfinite(values).all()) for values in net.parameters()):
+            raise self._error("a weight became infinite or NaN", *self._last)
+
+    def _error(self, what: str, step: int, names: Sequence[str]) -> InputError:
+        more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
+        return InputError(
+            f"{what} in step {step + 1} with optimiser.lr = {self.lr:g}, on {', '.join(names[:NAMES_SHOWN])}{more}; "
+            f"try a lower rate, such as {self.lr / 10:g}, or look at these images (nothing was overwritten)"
+        )
+
+
+class Interrupt:
+    """While entered, turns SIGINT and SIGTERM into a flag; a second signal acts as it did before.
+
+    Outside the main thread signals cannot be caught, and nothing changes.
+    """
+
+    def __init__(self) -> None:
+        self.asked = False
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Interrupt:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._before[number] = signal.signal(number, self._ask)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._restore()
+
+    def _ask(self, number: int, frame: FrameType | None) -> None:
+        self.asked = True
+        self._restore()
+
+    def _restore(self) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._before = {}
 
 
 def train(

@@ -150,7 +150,7 @@ def test_keeps_one_tensor_per_iteration_for_the_gradient(photograph):
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_batch_is_its_images(photograph, threads, monkeypatch):
-    monkeypatch.setattr("messagenet.inference.dense.interaction.WORTH_A_THREAD", 0)
+    monkeypatch.setattr("messagenet.inference.dense.graph.WORTH_A_THREAD", 0)
     images = torch.stack([photograph(seed, 9, 12) for seed in range(3)])
     potentials = draw(0, 3, 4, 9, 12).float()
     before = torch.get_num_threads()

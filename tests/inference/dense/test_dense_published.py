@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from messagenet.inference.dense import Bilateral, DenseGraph, DenseMeanField, Gaussian
-from messagenet.inference.dense.lattice import build_lattice
-from messagenet.inference.dense.lattice_filter import LatticeFilter
+from messagenet.inference.dense.filters import LatticeFilter, build_lattice
 
 pytestmark = pytest.mark.shared
 KERNELS = (Gaussian(3.0, 3.0), Bilateral(10.0, 20.0, 13.0))

@@ -7,12 +7,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from messagenet.inference.dense.exact import ExactFilter
-from messagenet.inference.dense.filters import NORMALISATIONS
-from messagenet.inference.dense.kernel import Bilateral, Gaussian
-from messagenet.inference.dense.lattice import build_lattice
-from messagenet.inference.dense.lattice_filter import LatticeFilter
-from messagenet.inference.dense.spatial import SpatialFilter
+from messagenet.inference.dense.filters import (
+    NORMALISATIONS,
+    Bilateral,
+    ExactFilter,
+    Gaussian,
+    LatticeFilter,
+    SpatialFilter,
+    build_lattice,
+)
 
 close = torch.testing.assert_close
 LIKE = torch.zeros(0, dtype=torch.float64)
@@ -54,7 +57,7 @@ def test_exact_is_the_definition(naive, photograph, normalisation):
 def test_exact_by_blocks_of_rows(photograph, monkeypatch):
     features, values = Gaussian().features(photograph(0, 5, 7)), torch.rand(35, 2, dtype=torch.float64)
     whole = applied(ExactFilter(features, "symmetric"), values)
-    monkeypatch.setattr("messagenet.inference.dense.exact.ENTRIES", 35 * 4)
+    monkeypatch.setattr("messagenet.inference.dense.filters.ENTRIES", 35 * 4)
     close(applied(ExactFilter(features, "symmetric"), values), whole, atol=1e-15, rtol=0)
 
 

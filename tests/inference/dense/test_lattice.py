@@ -11,10 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from messagenet.errors import InputError
-from messagenet.inference.dense.exact import ExactFilter
-from messagenet.inference.dense.kernel import Bilateral, Gaussian
-from messagenet.inference.dense.lattice import build_lattice
-from messagenet.inference.dense.lattice_filter import LatticeFilter
+from messagenet.inference.dense.filters import Bilateral, ExactFilter, Gaussian, LatticeFilter, build_lattice
 
 close = torch.testing.assert_close
 

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from messagenet.inference.dense.softmax import softmax, softmax_into
+from messagenet.inference.dense.mean_field import softmax, softmax_into
 
 close = torch.testing.assert_close
 

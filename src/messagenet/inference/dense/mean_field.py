@@ -20,20 +20,109 @@ diagonal of the lattice.
 
 With μ = 1 − I and one weight per kernel these are the updates of pydensecrf with `PottsCompatibility(w_m)`; with
 learned μ and w those of CRF-RNN (Zheng et al., ICCV 2015).
+
+What mean field on a dense graph answers.
+
+Probabilities from log-potentials and messages: a softmax over classes with a gradient.
+
+    q = softmax(u + message)
+
+`compiled` asks for the CPU kernel, which is for float32; anything else goes through torch.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from messagenet.errors import InputError
-from messagenet.inference.dense.graph import DenseGraph
-from messagenet.inference.dense.interaction import for_each_image, interact, message_into
-from messagenet.inference.dense.result import DenseResult
-from messagenet.inference.dense.softmax import softmax, softmax_into
+from messagenet.inference.dense.filters import uses_numba
+from messagenet.inference.dense.graph import DenseGraph, for_each_image, interact, message_into
+
+
+def softmax_into(potentials: Tensor, message: Tensor | None, out: Tensor, *, compiled: bool) -> None:
+    """Sets `out` to the probabilities, without a gradient; all are (…, K) and contiguous."""
+    if compiled and potentials.dtype == torch.float32:
+        from messagenet.inference.dense import kernels as softmax_loops
+
+        flat = potentials.view(-1).numpy()
+        added = flat[:0] if message is None else message.view(-1).numpy()
+        softmax_loops.softmax(flat, added, potentials.shape[-1], out.view(-1).numpy())
+    else:
+        torch.softmax(potentials if message is None else potentials + message, -1, out=out)
+
+
+class _Softmax(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, potentials: Tensor, message: Tensor | None) -> Tensor:
+        out = torch.empty_like(potentials)
+        softmax_into(potentials, message, out, compiled=True)
+        ctx.save_for_backward(out)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None]:
+        from messagenet.inference.dense import kernels as softmax_loops
+
+        (probabilities,) = ctx.saved_tensors
+        out = torch.empty_like(probabilities)
+        values, gradient = probabilities.view(-1).numpy(), grad.contiguous().view(-1).numpy()
+        softmax_loops.softmax_gradient(values, gradient, out.shape[-1], out.view(-1).numpy())
+        return out, out if ctx.needs_input_grad[1] else None
+
+
+def softmax(potentials: Tensor, message: Tensor | None = None, *, compiled: bool) -> Tensor:
+    """The probabilities, with a gradient for which only they themselves are kept.
+
+    >>> softmax(torch.tensor([[0.0, 0.0]]), compiled=False)
+    tensor([[0.5000, 0.5000]])
+    """
+    if compiled and potentials.dtype == torch.float32:
+        result: Tensor = _Softmax.apply(potentials.contiguous(), message)  # type: ignore[no-untyped-call]
+        return result
+    return torch.softmax(potentials if message is None else potentials + message, -1)
+
+
+@dataclass(frozen=True, eq=False)
+class DenseResult:
+    """Beliefs of every pixel; each form of them is computed when first asked for.
+
+    Attributes:
+        logits: (B, K, H, W), or (K, H, W) for one image: log-marginals up to a number per pixel.
+        iterations: how many were run.
+    """
+
+    logits: Tensor
+    iterations: int
+    compute_log_z: Callable[[], Tensor] = field(repr=False)
+
+    @cached_property
+    def log_marginals(self) -> Tensor:
+        """(B, K, H, W) normalised logs."""
+        return self.logits.log_softmax(-3)
+
+    @cached_property
+    def marginals(self) -> Tensor:
+        """(B, K, H, W) probabilities."""
+        compiled = uses_numba("auto", self.logits.device)
+        return softmax(self.logits.movedim(-3, -1), compiled=compiled).movedim(-1, -3)
+
+    @property
+    def map_state(self) -> Tensor:
+        """(B, H, W) each pixel's most probable class."""
+        return self.logits.argmax(-3)
+
+    @cached_property
+    def log_z(self) -> Tensor:
+        """(B,) mean-field lower bound on log Z: see `mean_field`."""
+        return self.compute_log_z()
 
 
 @dataclass(frozen=True)

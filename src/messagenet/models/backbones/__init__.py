@@ -19,18 +19,18 @@ from pathlib import Path
 from torch import nn
 
 from messagenet.errors import InputError, nearest
-from messagenet.models.backbones.contract import IMAGENET_MEAN, IMAGENET_STD, Backbone, check_backbone
+from messagenet.models.backbones.base import IMAGENET_MEAN, IMAGENET_STD, Backbone, check_backbone
 from messagenet.models.backbones.efficientnet_lite import (
     EfficientNetLite,
     EfficientNetLite0,
     EfficientNetLite1,
     EfficientNetLite2,
+    load_efficientnet_lite,
 )
-from messagenet.models.backbones.efficientnet_weights import load_efficientnet_lite
 from messagenet.models.backbones.fused import fused
+from messagenet.models.backbones.hand_crafted import HandCrafted
 from messagenet.models.backbones.tiny import Tiny
 from messagenet.models.backbones.vgg16 import VGG16, load_vgg16
-from messagenet.models.hand_crafted import HandCrafted
 
 __all__ = [
     "BACKBONES",

@@ -16,8 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from messagenet.models.backbones.efficientnet_lite import EfficientNetLite
-from messagenet.models.backbones.inverted_residual import ConvolutionNorm, InvertedResidual
+from messagenet.models.backbones.efficientnet_lite import ConvolutionNorm, EfficientNetLite, InvertedResidual
 
 _OPERATORS = ("_convolution_pointwise", "_reorder_convolution_weight")
 

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from messagenet.errors import InputError
-from messagenet.models.backbones.contract import positive_integer
+from messagenet.models.backbones.base import positive_integer
 
 
 class Tiny(nn.Module):

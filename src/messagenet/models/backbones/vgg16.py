@@ -27,8 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from messagenet.errors import InputError
-from messagenet.models.backbones.contract import positive_integer
-from messagenet.models.backbones.weights import check_state_dict, fill, read_state_dict
+from messagenet.models.backbones.base import check_state_dict, fill, positive_integer, read_state_dict
 
 VGG16_URL = "https://download.pytorch.org/models/vgg16-397923af.pth"
 """ImageNet weights of torchvision's VGG-16 (528 MB), for mean/std-normalised RGB."""

@@ -1,0 +1,334 @@
+"""Commands that use models: predict, evaluate, serve.
+
+Commands that make models: train, tune, and the settings of a training.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import TaskID
+
+from messagenet.bundled import model_folder
+from messagenet.cli.options import (
+    DATA_HELP,
+    ClassesOption,
+    DataOption,
+    FlipOption,
+    KeepOption,
+    RestOption,
+    ScalesOption,
+    ScoredVoidOption,
+    TrainedRestOption,
+    VoidOption,
+    complain,
+    console,
+    numbers,
+    progress,
+    say,
+    words,
+)
+from messagenet.errors import InputError, write_atomically
+
+LISTED = 20
+"""Of so many images `predict` says what it has found in each."""
+
+
+def predict(
+    images: Annotated[list[str], typer.Argument(help="Image files, folders or globs.")],
+    model: Annotated[
+        Path | None,
+        typer.Option(
+            "--model",
+            "-m",
+            help="Folder of a saved model, such as `runs/mine/best`. Left out: the model in the box, which knows "
+            "cats, cows, dogs, horses, people and sheep.",
+        ),
+    ] = None,
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the results.")] = Path("predictions"),
+    save: Annotated[
+        str,
+        typer.Option(help="What to write: `mask`, `overlay`, `entropy`, `probs`, `voc`; comma-separated."),
+    ] = "mask,overlay",
+    flip: FlipOption = False,
+    scales: ScalesOption = "1",
+    tile: Annotated[
+        int, typer.Option(help="Images larger than this many pixels are predicted in tiles.")
+    ] = 1024,
+    longest_side: Annotated[
+        int | None,
+        typer.Option(
+            help="Larger images are reduced to this many pixels first, and the answer is enlarged; 0 for never. By "
+            "default what the model is for: the one in the box knows photographs of 384."
+        ),
+    ] = None,
+    refine: Annotated[
+        bool,
+        typer.Option("--refine", help="Refine with a dense CRF, which draws labels to edges in the image."),
+    ] = False,
+    ray: Annotated[
+        bool, typer.Option(help='Share the work out over a Ray cluster (`pip install "messagenet[ray]"`).')
+    ] = False,
+    workers: Annotated[int | None, typer.Option(help="How many processes Ray uses; all by default.")] = None,
+    report: Annotated[
+        Path | None, typer.Option(help="Write a self-contained HTML page of the results here.")
+    ] = None,
+) -> None:
+    """Segment images of any size.
+
+    `messagenet predict photo.jpg` finds animals and people, `messagenet predict photos/ --model runs/mine/best` what
+    your own model has learned: a palette PNG and an overlay for each photo. Images that cannot be read are left out
+    and named at the end; the exit code is then 2.
+    """
+    from messagenet import api as verbs
+    from messagenet.prediction.files import found_in
+
+    with progress("predicting") as bar:
+        task = bar.add_task("images", total=None)
+        predicted = verbs.predict(
+            images,
+            model,
+            out,
+            save=words(save) or [],
+            flip=flip,
+            scales=numbers(scales),
+            tile=tile,
+            longest_side=longest_side,
+            refine=refine,
+            ray=ray,
+            workers=workers,
+            report=report,
+            progress=lambda done, total: bar.update(task, completed=done, total=total),
+        )
+    if "mask" in predicted.kinds and len(predicted.written) <= LISTED:
+        for image in predicted.written:
+            say(f"{image.name}: {found_in(predicted, image)}")
+    if predicted.written:
+        images_text = "1 image" if len(predicted.written) == 1 else f"{len(predicted.written)} images"
+        say(f"{len(predicted.files)} files of {images_text} written to {out}")
+    if report and predicted.written:
+        say(f"report: {report}")
+    if predicted.failed:
+        total = len(predicted.written) + len(predicted.failed)
+        complain(f"{len(predicted.failed)} of {total} images could not be predicted:")
+        for reason in predicted.failed.values():
+            Console(stderr=True).print(f"  {reason}", markup=False, highlight=False, soft_wrap=True)
+        raise typer.Exit(2)
+
+
+def evaluate(
+    model: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--model",
+            "-m",
+            help="Folder of a saved model; repeat to compare. Left out: the model in the box, `voc-animals`.",
+        ),
+    ] = None,
+    data: DataOption = "synthetic",
+    split: Annotated[str, typer.Option(help="Part of the data set to score on.")] = "val",
+    classes: ClassesOption = None,
+    void: ScoredVoidOption = None,
+    keep: KeepOption = None,
+    rest: RestOption = "void",
+    flip: FlipOption = False,
+    scales: ScalesOption = "1",
+    refine: Annotated[
+        bool, typer.Option("--refine", help="Score every model with a dense CRF on top as well.")
+    ] = False,
+    report: Annotated[Path | None, typer.Option(help="Write a self-contained HTML report here.")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the scores here.")] = None,
+) -> None:
+    """Score models on labelled images: IoU, accuracy, boundaries, calibration.
+
+    `messagenet evaluate --model runs/a/best --model runs/b/best --data folder:street --report report.html`
+    """
+    from messagenet import api as verbs
+    from messagenet.evaluation import scores_table
+
+    with progress("scoring") as bar:
+        tasks: dict[str, TaskID] = {}
+
+        def advance(name: str, done: int, total: int) -> None:
+            if name not in tasks:
+                tasks[name] = bar.add_task(name, total=total)
+            bar.update(tasks[name], completed=done)
+
+        named = verbs.evaluate_models(
+            model or [model_folder()],
+            data,
+            split=split,
+            classes=classes,
+            void_values=void,
+            keep=words(keep),
+            rest=rest,  # type: ignore[arg-type]
+            flip=flip,
+            scales=numbers(scales),
+            refine=refine,
+            report=report,
+            progress=advance,
+        )
+    console.print(scores_table(named, f"{data} ({split})"))
+    if json_file:
+        content = {name: scores.to_dict() for name, scores in named.items()}
+        write_atomically(json_file, (json.dumps(content, indent=2) + "\n").encode())
+    if report:
+        say(f"report: {report}")
+
+
+def serve(
+    model: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--model",
+            "-m",
+            help="Folder of a saved model; repeat to compare. Left out: the model in the box, and those of "
+            "`messagenet demo` if it was run here.",
+        ),
+    ] = None,
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 for any that is free.")] = 8765,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; only this machine can reach the default.")
+    ] = "127.0.0.1",
+    samples: Annotated[
+        Path | None,
+        typer.Option(help="Folder of images to offer; photographs and synthetic scenes by default."),
+    ] = None,
+    browser: Annotated[
+        bool | None,
+        typer.Option("--open/--no-open", help="Show the page in the browser. By default on a terminal."),
+    ] = None,
+) -> None:
+    """Open the message explorer: a local page that shows which messages made the model decide so.
+
+    `messagenet serve --model runs/mine/best` needs `pip install "messagenet[serve]"`. Ctrl-C ends it.
+    """
+    from messagenet.explorer import serve as serve_explorer
+
+    show = sys.stdout.isatty() if browser is None else browser
+    serve_explorer(model or [], host=host, port=port, samples=samples, open_browser=show)
+
+
+def train(
+    data: Annotated[str | None, typer.Option("--data", "-d", help=DATA_HELP)] = None,
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the run.")] = Path("runs/latest"),
+    preset: Annotated[
+        str | None, typer.Option(help="Settings to start from: `fast`, `finetune`, `tiny` or `paper-vgg16`.")
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="YAML file of settings, as saved with every run.")
+    ] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="Change a setting: `a.b=value`; repeatable.")
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="What to train: `message`, `unary`, or a system to compare with: `context_crf`, `crf_pseudo`, "
+            "`crf_likelihood`, `deeplab_crf`, `crf_rnn`, `inference_machine`, `ensemble`, `convolution`, `dilated`, "
+            "`fcn8s`."
+        ),
+    ] = None,
+    classes: ClassesOption = None,
+    void: VoidOption = None,
+    keep: KeepOption = None,
+    rest: TrainedRestOption = None,
+    epochs: Annotated[int | None, typer.Option(help="How often to go through the training images.")] = None,
+    resume: Annotated[bool, typer.Option(help="Go on with an interrupted run in the same folder.")] = False,
+) -> None:
+    """Train a model on a data set.
+
+    `messagenet train --data folder:street --out runs/street` trains a small, strong network on
+    `street/images` and `street/masks`; the best model is then in `runs/street/best`. Without a preset, `tiny` is
+    used for generated scenes and `finetune` for photographs. Ctrl-C stops after the current step; `--resume` goes on.
+    """
+    from messagenet import api as verbs
+    from messagenet.training import Bar
+    from messagenet.training.distributed import is_first_process
+
+    result = verbs.train(
+        data,
+        out,
+        preset=preset,
+        config=config,
+        settings=set_ or [],
+        model=model,  # type: ignore[arg-type]
+        classes=classes,
+        void_values=void,
+        keep=words(keep),
+        rest=rest,  # type: ignore[arg-type]
+        epochs=epochs,
+        resume=resume,
+        progress=Bar(console),
+    )
+    if result.interrupted:
+        raise typer.Exit(130)
+    if is_first_process():
+        say(f"the best model is in {out / 'best'}: messagenet predict IMAGES --model {out / 'best'}")
+
+
+def settings(
+    preset: Annotated[
+        str, typer.Argument(help="`default`, `fast`, `finetune`, `tiny`, `paper-vgg16`, or a YAML file.")
+    ] = "default",
+) -> None:
+    """Print every setting of a training, with its meaning and its value in a preset.
+
+    `messagenet settings fast > mine.yaml`, edit, then `messagenet train --config mine.yaml --data folder:DIR`.
+    """
+    from messagenet.training.config import config_text, load_config
+
+    sys.stdout.write(config_text(load_config(preset)))
+
+
+def tune(
+    model: Annotated[Path, typer.Option("--model", "-m", help="Folder of a saved model.")],
+    data: DataOption,
+    split: Annotated[
+        str, typer.Option(help="Part of the data set to search on, which is neither trained nor scored on.")
+    ],
+    classes: ClassesOption = None,
+    void: ScoredVoidOption = None,
+    keep: KeepOption = None,
+    rest: RestOption = "void",
+    limit: Annotated[int, typer.Option(help="Use only so many images.")] = 100,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", "-o", help="Folder for the tuned model; by default its own with “-tuned” added."
+        ),
+    ] = None,
+) -> None:
+    """Search what training does not learn on held-out images.
+
+    That is the pairwise scale of `context_crf`, `crf_pseudo` and `crf_likelihood`, and the kernels of `deeplab_crf`.
+    `messagenet tune --model runs/crf/best --data voc:DIR --split train`, if it was trained on another part.
+    """
+    from messagenet.data import Subset, open_data
+    from messagenet.models import SegmentationNet
+    from messagenet.training.validate import tune as search
+
+    net = SegmentationNet.from_pretrained(model)
+    voids = void or net.void_values or None
+    held_out = open_data(data, split, classes, voids, words(keep), rest)  # type: ignore[arg-type]
+    with progress("trying") as bar:
+        task = bar.add_task("images", total=None)
+        trials = search(
+            net,
+            Subset(held_out, range(min(limit, len(held_out)))),
+            progress=lambda done, total: bar.update(task, completed=done, total=total),
+        )
+    if not trials:
+        raise InputError(
+            f"{model} has nothing to tune: it learns everything in training; "
+            "context_crf, crf_pseudo, crf_likelihood and deeplab_crf have settings to search"
+        )
+    best = ", ".join(f"{name} {value:g}" for name, value in trials[0].values.items())
+    tried = f"{len(trials)} combinations from {trials[-1].mean_iou:.1%} to {trials[0].mean_iou:.1%} mean IoU"
+    say(f"{tried}; the best: {best}")
+    say(f"tuned model: {net.save(out or model.with_name(f'{model.name}-tuned'))}")

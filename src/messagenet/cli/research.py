@@ -1,0 +1,180 @@
+"""Commands for research: the demo, comparisons of systems, inference in graphical models, checks of data."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from messagenet.cli.options import (
+    DATA_HELP,
+    ClassesOption,
+    KeepOption,
+    TrainedRestOption,
+    VoidOption,
+    advance,
+    console,
+    numbers,
+    progress,
+    say,
+    words,
+)
+from messagenet.errors import InputError, write_atomically
+
+
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder for the models and pictures.")] = Path("demo"),
+    seed: Annotated[int, typer.Option(help="Seed of the scenes and of the training.")] = 0,
+) -> None:
+    """Segment two photographs with the model in the box; then see what messages add on synthetic scenes.
+
+    In the scenes, sky and water look the same, and so do cloud, foam and snow: only the arrangement tells. A unary and
+    a message model learn them and are compared. The photographs are scikit-image's (`pip install "messagenet[demo]"`).
+    """
+    from messagenet.demo import run_demo
+
+    run_demo(out, seed=seed, console=console)
+
+
+def compare(
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for runs, table and plots.")],
+    rows: Annotated[
+        str | None,
+        typer.Option(
+            help="Comma-separated systems: `unary`, `message`, `message_t1` to `message_t3`, `context_crf`, "
+            "`crf_pseudo`, `crf_likelihood`, `deeplab_crf`, `deeplab_mcl`, `crf_rnn`, `inference_machine`, "
+            "`machine_forward`, `machine_dagger`, `ensemble`, `convolution`, `dilated`, `fcn8s`; or the word "
+            "`all`, for those that the backbone can carry. `unary,convolution,context_crf,message` by default."
+        ),
+    ] = None,
+    study: Annotated[
+        Path | None,
+        typer.Option(
+            help="YAML file of rows, shared settings and seeds, such as `recipes/study-scenes.yaml`."
+        ),
+    ] = None,
+    data: Annotated[str | None, typer.Option("--data", "-d", help=DATA_HELP)] = None,
+    preset: Annotated[str | None, typer.Option(help="Settings that all rows share.")] = None,
+    config: Annotated[Path | None, typer.Option(help="YAML file of settings that all rows share.")] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="Change a setting of all rows: `a.b=value`; repeatable.")
+    ] = None,
+    seeds: Annotated[
+        str | None, typer.Option(help="Comma-separated seeds of the trainings; `0,1,2` by default.")
+    ] = None,
+    classes: ClassesOption = None,
+    void: VoidOption = None,
+    keep: KeepOption = None,
+    rest: TrainedRestOption = None,
+    held_out: Annotated[
+        int | None,
+        typer.Option(help="Training images kept from all rows, to tune what training does not learn; 20."),
+    ] = None,
+    epochs: Annotated[int | None, typer.Option(help="How often to go through the training images.")] = None,
+) -> None:
+    """Train and score systems side by side, with equal budgets and seeds, and write one table.
+
+    `messagenet compare --rows unary,message,crf_rnn --data synthetic --out comparisons/scenes` writes comparison.md,
+    .csv, .json and plots. Rows that are finished are not trained again, so an interrupted comparison goes on.
+
+    An equal budget is the same number of steps with the same batches; systems that are fitted without steps (forward
+    and DAgger inference machines) look at as many images as those steps would show. Without a preset, rows start from
+    `tiny` on generated scenes and from `fast` on photographs.
+    """
+    from messagenet.studies import compare as compare_systems
+    from messagenet.studies.study import Study, read_study
+    from messagenet.studies.systems import DEFAULT_ROWS, find_rows, fitting_rows
+    from messagenet.studies.tables import Console as Watch
+    from messagenet.studies.tables import drawn_table
+    from messagenet.training.build import open_sets
+    from messagenet.training.config import choose_config
+
+    plan = Study() if study is None else read_study(study)
+    shared = choose_config(
+        data=data,
+        preset=preset or (None if config else plan.preset),
+        file=config,
+        overrides=[*plan.settings, *(set_ or [])],
+        photographs="fast",  # the backbone of the model in the box was trained with messages
+        classes=classes,
+        void_values=void,
+        keep=words(keep),
+        rest=rest,
+        epochs=epochs,
+    )
+    if study and rows:
+        raise InputError("a study has its own rows; leave --rows out, or edit the study")
+    if rows == "all":
+        chosen, left_out = fitting_rows(shared, open_sets(shared.data).train.classes)
+        for name, reason in left_out.items():
+            say(f"without {name}: {reason}")
+    else:
+        chosen = list(plan.rows) or find_rows(DEFAULT_ROWS if rows is None else words(rows) or [])
+    outcomes = compare_systems(
+        chosen,
+        shared,
+        plan.seeds if seeds is None else [int(seed) for seed in numbers(seeds, "--seeds", "0,1,2")],
+        out,
+        held_out=plan.held_out if held_out is None else held_out,
+        contrasts=plan.contrasts,
+        watcher=Watch(console),
+    )
+    console.print(drawn_table(outcomes))
+    say(f"table and plots: {out}")
+
+
+def infer(
+    model: Annotated[Path, typer.Argument(help="A `.uai` (MARKOV or BAYES) or libDAI `.fg` file.")],
+    evidence: Annotated[Path | None, typer.Option("--evidence", "-e", help="UAI evidence file.")] = None,
+    engine: Annotated[str, typer.Option(help="`exact`, `bp`, `trw`, `trws` (MAP only) or `mf`.")] = "exact",
+    task: Annotated[
+        str, typer.Option(help="`mar` marginals, `pr` log10 Z, `map` the most probable state.")
+    ] = "mar",
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="File to write; the terminal by default.")
+    ] = None,
+) -> None:
+    """Answer a query on a discrete graphical model, and write it as the UAI competitions do.
+
+    `messagenet infer grid.uai --evidence grid.evid --engine bp --task mar --out grid.MAR`
+    """
+    from messagenet.inference.solve import format_result, solve
+
+    graph, result = solve(model, evidence, engine, task)  # type: ignore[arg-type]
+    if not result.converged:
+        print(
+            f"{engine} did not converge in {result.iterations} iterations: its answer is a guess",
+            file=sys.stderr,
+        )
+    text = format_result(graph, result, task)  # type: ignore[arg-type]
+    if out:
+        write_atomically(out, text.encode())
+    else:
+        sys.stdout.write(text)
+
+
+def check(
+    data: Annotated[str, typer.Argument(help=DATA_HELP)],
+    split: Annotated[str | None, typer.Option(help="Part of the data set; all of it by default.")] = None,
+    sheet: Annotated[Path | None, typer.Option(help="Write a contact sheet (PNG) here.")] = None,
+    classes: ClassesOption = None,
+    void: VoidOption = None,
+    every: Annotated[bool, typer.Option("--all", help="List every problem, not one of each kind.")] = False,
+) -> None:
+    """Count images, sizes and labels, and list everything that would trip a training.
+
+    Problems of one kind are told once, with the first files that have them. Exits with 2 if there is a problem.
+    """
+    from messagenet.data import check_data, open_data
+    from messagenet.report import contact_sheet, save_png
+
+    labelled = open_data(data, split, classes, void, strict=False)
+    with progress("checking") as bar:
+        report = check_data(labelled, progress=advance(bar, "images", len(labelled)))
+    say(report.summary(every))
+    if sheet:
+        say(f"contact sheet: {save_png(contact_sheet(labelled), sheet)}")
+    if report.problems:
+        raise typer.Exit(2)

@@ -1,0 +1,251 @@
+"""Sequential tree-reweighted max-product (TRW-S): the most probable state, with a proof of how good it is.
+
+Kolmogorov, "Convergent tree-reweighted message passing for energy minimization", PAMI 2006. The graph is cut
+into chains that run along the order of the variables; n_s = max(earlier, later neighbours of s) of them pass
+through s. Variables are visited in order, then back, each sending to those still to come
+
+    b_s          = θ_s + Σ_t M_{t→s}
+    M_{s→t}(y_t) = max_{y_s} [ b_s(y_s) / n_s − M_{t→s}(y_s) + θ_st(y_s, y_t) ] − δ_st,      so that max M = 0
+
+After a pass each chain's best score can be read off, and their sum bounds every score from above (the energy
+from below):
+
+    max_y score(y) ≤ Σ_st δ_st + Σ_s (1 − out_s / n_s) max b_s,      out_s: edges of s along the pass
+
+The bound never gets worse. A state is decoded from the messages in each iteration; when its score meets the
+bound it is optimal. Variables with no edge between them are visited together, so a pass over an H×W grid is
+H + W steps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from messagenet.errors import InputError
+from messagenet.graph.factor_graph import FactorGraph, Potentials
+from messagenet.inference.engine import Problem, Result, align
+from messagenet.inference.factors import collect, num_rows, rows_by_label
+from messagenet.inference.log_math import INF, log_normalise, subtract
+
+
+@dataclass(frozen=True)
+class SequentialTRW:
+    """Settings of TRW-S, for graphs whose factors touch at most two variables.
+
+    In its result `log_z` is the upper bound on the largest score, `map_state` the best state found (optimal if
+    its score equals `log_z`), `history` the lower bound on the energy after each iteration (summed over the
+    batch), and the marginals are the max-marginals of the chains.
+
+    Attributes:
+        max_iterations: at most so many passes forth and back.
+        tolerance: stop when the bound improves by less, or is within this of the score of the state found.
+    """
+
+    max_iterations: int = 200
+    tolerance: float = 1e-6
+
+    def __post_init__(self) -> None:
+        if self.max_iterations < 1:
+            raise InputError(f"max_iterations is {self.max_iterations}; it must be at least 1")
+
+    def run(self, graph: FactorGraph, potentials: Potentials) -> Result:
+        """Passes messages forth and back and keeps the best state met."""
+        for group in graph.groups:
+            if group.order > 2:
+                raise InputError(
+                    f"factor {int(group.factor_ids[0])} touches {group.order} variables; SequentialTRW handles at "
+                    "most 2: use TreeReweighted or BeliefPropagation with temperature=0"
+                )
+        problem = align(graph, potentials)
+        chains = _Chains.build(problem)
+        messages = chains.unary.new_zeros(num_rows(graph), *chains.unary.shape[1:])
+        history: list[float] = []
+        converged = False
+        bound = torch.full_like(problem.constant(), INF)
+        best, best_score = torch.empty(0), torch.full_like(bound, -INF)
+        while len(history) < self.max_iterations and not converged:
+            messages, _ = chains.sweep(messages, forth=True)
+            messages, renewed = chains.sweep(messages, forth=False)
+            problem.require_possible(problem.mask(chains.beliefs(messages)))
+            states = chains.decode(messages)  # (variables, batch)
+            score = graph.score(potentials, problem.publish(states)).expand(problem.batch_size).detach()
+            improved = score > best_score
+            best = torch.where(improved, states, best) if len(history) else states
+            best_score = torch.maximum(score, best_score)
+            gained = bound - renewed.detach()
+            closed = renewed.detach() - best_score
+            converged = bool(((gained <= self.tolerance) | (closed <= self.tolerance)).all())
+            bound = renewed.detach()
+            history.append(-float(bound.sum()))
+        return Result(
+            log_marginals=problem.publish(chains.log_marginals(messages)),
+            iterations=len(history),
+            converged=converged,
+            history=tuple(history),
+            compute_log_z=lambda: problem.publish_batch(renewed),
+            compute_log_factor_marginals=lambda: tuple(
+                problem.publish(table) for table in chains.log_factor_marginals(messages)
+            ),
+            compute_map_state=lambda: problem.publish(best),
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class _Edges:
+    """Edges from the variables of one step to later (or earlier) ones, seen from the sender."""
+
+    table: Tensor  # (edges or 1, batch or 1, sender states, receiver states)
+    sender: Tensor  # (edges,)
+    receiver: Tensor  # (edges,)
+    to_sender: Tensor  # (edges,) rows of the messages
+    to_receiver: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class _Step:
+    """Variables visited together and their edges."""
+
+    variables: Tensor
+    later: tuple[_Edges, ...]
+    earlier: tuple[_Edges, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class _Chains:
+    problem: Problem
+    unary: Tensor  # (variables, batch, max_cardinality)
+    steps: tuple[_Step, ...]
+    through: Tensor  # (variables, 1, 1): n_s
+    ending: tuple[Tensor, Tensor]  # (variables, 1): 1 - out_s / n_s, going back and forth
+
+    @classmethod
+    def build(cls, problem: Problem) -> _Chains:
+        graph, unary = problem.graph, problem.unary()
+        counts = unary.new_zeros(2, graph.num_variables)  # earlier, later neighbours
+        for group in graph.groups:
+            if group.order == 2:
+                for sender, receiver in (group.scopes.T, group.scopes.flip(1).T):
+                    later = (receiver > sender).long()
+                    counts.index_put_((later, sender), counts.new_ones(len(group)), accumulate=True)
+        through = counts.amax(0).clamp_min(1)
+        ending = 1 - counts / through
+        return cls(
+            problem, unary, _steps(problem), through[:, None, None], (ending[0][:, None], ending[1][:, None])
+        )
+
+    def beliefs(self, messages: Tensor) -> Tensor:
+        return self.unary + collect(messages, self.problem.graph)
+
+    def sweep(self, messages: Tensor, *, forth: bool) -> tuple[Tensor, Tensor]:
+        """One pass; returns the messages and the (batch,) bound on the score."""
+        beliefs = self.beliefs(messages)
+        bound = self.problem.constant()
+        for step in self.steps if forth else reversed(self.steps):
+            for edges in step.later if forth else step.earlier:
+                sent, offset = self._send(edges, beliefs, messages)
+                old = messages[edges.to_receiver]
+                moved = (sent - old).masked_fill((sent == -INF) & (old == -INF), 0)
+                bound = bound + offset.sum(0)
+                if self.problem.requires_grad:
+                    beliefs = beliefs.index_add(0, edges.receiver, moved)
+                    messages = messages.index_copy(0, edges.to_receiver, sent)
+                else:
+                    beliefs.index_add_(0, edges.receiver, moved)
+                    messages.index_copy_(0, edges.to_receiver, sent)
+        tops = self.problem.mask(beliefs).amax(-1)
+        share = self.ending[int(forth)]
+        return messages, bound + torch.where(share > 0, share * tops, 0).sum(0)
+
+    def _send(self, edges: _Edges, beliefs: Tensor, messages: Tensor) -> tuple[Tensor, Tensor]:
+        """M_{s→t}, widened, and δ_st (edges, batch)."""
+        states = edges.table.shape[2]
+        shared = (beliefs[edges.sender] / self.through[edges.sender])[..., :states]
+        cavity = subtract(shared, messages[edges.to_sender][..., :states])
+        best = (edges.table + cavity[..., None]).amax(2)  # (edges, batch, receiver states)
+        offset = best.amax(-1, keepdim=True)
+        sent = subtract(best, offset)
+        return pad(sent, (0, self.unary.shape[-1] - sent.shape[-1])), offset[..., 0]
+
+    def decode(self, messages: Tensor) -> Tensor:
+        """(variables, batch): each variable's best state given the earlier ones and later messages."""
+        with torch.no_grad():
+            scores = self.unary.clone()
+            states = torch.zeros(scores.shape[:2], dtype=torch.long, device=scores.device)
+            for step in self.steps:
+                for edges in step.later:
+                    scores.index_add_(0, edges.sender, messages[edges.to_sender])
+                for edges in step.earlier:
+                    sizes = (len(edges.sender), scores.shape[1], *edges.table.shape[2:])
+                    chosen = states[edges.receiver][..., None, None].expand(*sizes[:3], 1)
+                    column = edges.table.expand(sizes).gather(-1, chosen)[..., 0]
+                    scores.index_add_(0, edges.sender, pad(column, (0, scores.shape[-1] - sizes[2])))
+                valid = self.problem.graph.valid_states[step.variables, None]
+                states[step.variables] = scores[step.variables].masked_fill(~valid, -INF).argmax(-1)
+        return states
+
+    def log_marginals(self, messages: Tensor) -> Tensor:
+        return log_normalise(self.problem.mask(self.beliefs(messages) / self.through))
+
+    def log_factor_marginals(self, messages: Tensor) -> list[Tensor]:
+        graph, shared = self.problem.graph, self.beliefs(messages) / self.through
+        marginals: list[Tensor] = []
+        for group, table, starts in zip(
+            graph.groups, self.problem.aligned, graph.incidence.starts, strict=True
+        ):
+            if group.order == 0:
+                marginals.append(self.unary.new_zeros(len(group), self.unary.shape[1]))
+                continue
+            ends = [shared[group.scopes[:, position], :, :size] for position, size in enumerate(group.shape)]
+            if group.order == 2:
+                ends = [
+                    subtract(end, messages[start : start + len(group), :, : end.shape[-1]])
+                    for end, start in zip(ends, starts, strict=True)
+                ]
+                marginals.append(log_normalise(table + ends[0][..., None] + ends[1][..., None, :], (2, 3)))
+            else:
+                marginals.append(log_normalise(ends[0]))
+        return marginals
+
+
+def _steps(problem: Problem) -> tuple[_Step, ...]:
+    """Variables by the longest path of ever earlier neighbours, with their edges."""
+    graph = problem.graph
+    earlier: list[list[int]] = [[] for _ in range(graph.num_variables)]
+    for group in graph.groups:
+        if group.order == 2:
+            for first, second in group.scopes.sort(1).values.tolist():
+                earlier[second].append(first)
+    depth: list[int] = []
+    for before in earlier:
+        depth.append(1 + max((depth[other] for other in before), default=-1))
+    level = torch.tensor(depth, device=graph.cardinalities.device)
+    later_edges: list[list[_Edges]] = [[] for _ in range(max(depth) + 1)]
+    earlier_edges: list[list[_Edges]] = [[] for _ in range(max(depth) + 1)]
+    for group, logs, starts in zip(graph.groups, problem.aligned, graph.incidence.starts, strict=True):
+        if group.order != 2:
+            continue
+        for position in range(2):
+            sender, receiver = group.scopes[:, position], group.scopes[:, 1 - position]
+            table = logs if position == 0 else logs.transpose(2, 3)
+            for found, ahead in ((later_edges, receiver > sender), (earlier_edges, receiver < sender)):
+                chosen = ahead.nonzero()[:, 0]
+                for number, places in rows_by_label(level[sender[chosen]]):
+                    rows = chosen[places]
+                    found[number].append(
+                        _Edges(
+                            table if table.shape[0] == 1 else table[rows],
+                            sender[rows],
+                            receiver[rows],
+                            rows + starts[position],
+                            rows + starts[1 - position],
+                        )
+                    )
+    members = dict(rows_by_label(level))
+    return tuple(
+        _Step(members[number], tuple(later), tuple(before))
+        for number, (later, before) in enumerate(zip(later_edges, earlier_edges, strict=True))
+    )

@@ -1,0 +1,178 @@
+"""What a feature network C1 must be: f = C1(x), one vector of `channels` numbers per node of the grid.
+
+The network sees an RGB image and returns a feature map; each cell of the map is a variable node p, and its
+vector is the C1(x, p) that message estimators read (Lin, Shen, Reid, van den Hengel, NIPS 2015, section 3.3).
+Nothing else is asked of it, so any module with `channels`, `stride` and such a `forward` can take the place
+of the networks shipped here:
+
+    images (B, 3, H, W)  →  features (B, channels, h, w),   h ≈ H / stride,  w ≈ W / stride
+
+Images arrive normalised with `IMAGENET_MEAN` and `IMAGENET_STD`, and may have any size from 1×1 up.
+
+Published weights: reading them from disk safely and putting every tensor where it belongs.
+
+A file of weights comes from someone else, so two things are never taken on trust. It is read without running
+any code it may carry (safetensors, or `torch.load` restricted to tensors). And it must match: a tensor that
+is missing, left over or of another shape stops the loading, before anything has been overwritten.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from messagenet.errors import InputError
+
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+"""Mean of red, green and blue (each in 0..1) that the caller has subtracted."""
+
+IMAGENET_STD = (0.229, 0.224, 0.225)
+"""Standard deviation of red, green and blue that the caller has divided by."""
+
+
+class Backbone(Protocol):
+    """The shape of a feature network, for type checkers; `check_backbone` is its counterpart at run time."""
+
+    @property
+    def channels(self) -> int:
+        """Numbers per node, r in the paper."""
+        ...
+
+    @property
+    def stride(self) -> float:
+        """Image pixels per node along either axis.
+
+        Not always whole: an image enlarged 1.2 times before a network of stride 16 has a node every 13.3.
+        """
+        ...
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """Maps normalised images (B, 3, H, W) to features (B, channels, h, w)."""
+        ...
+
+
+def check_backbone(module: object) -> None:
+    """Refuses a module that cannot serve as a feature network, naming what it lacks.
+
+    >>> from torch import nn
+    >>> check_backbone(nn.Conv2d(3, 8, 1))
+    Traceback (most recent call last):
+    messagenet.errors.InputError: the backbone Conv2d has no attribute "channels": set it to the number of ...
+    """
+    kind = type(module).__name__
+    if not isinstance(module, nn.Module):
+        raise InputError(f"the backbone must be a torch.nn.Module, not {kind}")
+    for attribute, kinds, meaning in (
+        ("channels", (int,), "the number of channels of its feature map"),
+        ("stride", (int, float), "the number of image pixels per node"),
+    ):
+        value = getattr(module, attribute, None)
+        if value is None:
+            raise InputError(f'the backbone {kind} has no attribute "{attribute}": set it to {meaning}')
+        if isinstance(value, bool) or not isinstance(value, kinds) or value <= 0:
+            raise InputError(f"the backbone {kind} has {attribute} = {value!r}: set it to {meaning}")
+
+
+def positive_integer(option: str, value: object) -> int:
+    """Returns `value` if it can be a count, or says which option was wrong.
+
+    >>> positive_integer("width", 32)
+    32
+    >>> positive_integer("width", 1.5)
+    Traceback (most recent call last):
+    messagenet.errors.InputError: width must be a whole number above zero, not 1.5
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise InputError(f"{option} must be a whole number above zero, not {value!r}")
+    return value
+
+
+_NAMES_SHOWN = 3
+
+
+def read_state_dict(path: str | Path) -> dict[str, Tensor]:
+    """Reads named tensors from a .safetensors file, or from a .pth / .pt file that holds only tensors."""
+    path = Path(path)
+    if not path.is_file():
+        raise InputError(f"there is no weights file {path}: check the path")
+    if path.suffix not in (".safetensors", ".pth", ".pt"):
+        raise InputError(f"cannot read weights from {path}: the name must end in .safetensors, .pth or .pt")
+    try:
+        if path.suffix == ".safetensors":
+            content: object = load_file(path)
+        else:
+            content = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # a damaged pickle can fail in any way at all
+        raise InputError(
+            f"cannot read weights from {path}: it is damaged or holds more than tensors, so fetch it again"
+        ) from error
+    return check_state_dict(content, str(path))
+
+
+def check_state_dict(content: object, origin: str) -> dict[str, Tensor]:
+    """Returns `content` if it is a plain dictionary of named tensors, and refuses it otherwise."""
+    if not isinstance(content, dict) or not content:
+        raise InputError(f"{origin} holds no dictionary of tensors: save model.state_dict() there")
+    for name, value in content.items():
+        if not isinstance(name, str) or not isinstance(value, Tensor):
+            raise InputError(f"{origin} holds {name!r}, which is no tensor: save model.state_dict() there")
+    return dict(content)
+
+
+def fill(
+    module: nn.Module,
+    source: Mapping[str, Tensor],
+    names: Mapping[str, str],
+    *,
+    ignored: Sequence[str],
+    origin: str,
+) -> list[str]:
+    """Copies tensors into a module, all of them or none.
+
+    Values are converted to the module's own precision, so half-precision files serve a float32 network.
+
+    Args:
+        module: The network to fill.
+        source: The tensors to take values from, under the names of whoever published them.
+        names: For each entry of the module's state dict to fill, its name in `source`.
+        ignored: Beginnings of the source names that the module has knowingly no use for.
+        origin: Where the tensors came from, for error messages.
+
+    Returns:
+        The names of the module's parameters that `names` leaves out: they keep their random values.
+
+    >>> layer = nn.Linear(2, 1)
+    >>> published = {"w": torch.ones(1, 2), "classifier.w": torch.ones(9)}
+    >>> fill(layer, published, {"weight": "w"}, ignored=["classifier."], origin="x.pth")
+    ['bias']
+    >>> fill(layer, {"v": torch.ones(1, 2)}, {"weight": "w"}, ignored=[], origin="x.pth")
+    Traceback (most recent call last):
+    messagenet.errors.InputError: the weights of x.pth do not fit Linear: missing w; unknown v
+    """
+    own = module.state_dict()
+    wanted = set(names.values())
+    missing = sorted(wanted - set(source))
+    unknown = sorted(name for name in set(source) - wanted if not name.startswith(tuple(ignored)))
+    misshapen = [
+        f"{theirs} {tuple(source[theirs].shape)} instead of {tuple(own[ours].shape)}"
+        for ours, theirs in names.items()
+        if theirs in source and source[theirs].shape != own[ours].shape
+    ]
+    problems = (("missing", missing), ("unknown", unknown), ("wrong shape", misshapen))
+    found = [f"{problem} {_shortened(culprits)}" for problem, culprits in problems if culprits]
+    if found:
+        raise InputError(f"the weights of {origin} do not fit {type(module).__name__}: {'; '.join(found)}")
+    module.load_state_dict({ours: source[theirs] for ours, theirs in names.items()}, strict=False)
+    return [name for name, _ in module.named_parameters() if name not in names]
+
+
+def _shortened(names: Sequence[str]) -> str:
+    """Lists the first few names and counts the rest, to keep an error on one line."""
+    shown = ", ".join(names[:_NAMES_SHOWN])
+    rest = len(names) - _NAMES_SHOWN
+    return f"{shown} and {rest} more" if rest > 0 else shown

@@ -1,0 +1,177 @@
+"""The same prediction over a set too large for one machine, on Ray Data (`pip install "messagenet[ray]"`).
+
+    names of images ──┬─ worker 1: the model, loaded once; reads, predicts, writes ──┬── manifest.jsonl
+                      └─ worker n ────────────────────────────────────────────────────┘
+
+Only names travel: every worker reads images and writes results itself, through the code that `predict_files` uses,
+so the files are the same. All machines must therefore see the images and the output folder under one path, as on
+a shared file system. Without a cluster, Ray starts on this machine. The names of all images, not the images, are
+held in memory where this is called.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import logging
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from messagenet.data import find_images
+from messagenet.errors import InputError, nearest, write_atomically
+from messagenet.prediction.files import DEFAULT_KINDS, Job, Outcome, Predicted, plan_jobs, predict_one
+from messagenet.prediction.predictor import Predictor
+
+MANIFEST = "manifest.jsonl"
+IMAGES_PER_BLOCK, BLOCKS_PER_WORKER = 32, 4
+Rows = dict[str, list[Any]]
+
+
+def predict_dataset(
+    predictor: Predictor,
+    source: Any,
+    out: str | Path,
+    kinds: Sequence[str] = DEFAULT_KINDS,
+    *,
+    column: str = "path",
+    workers: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Predicted:
+    """Segments image files on a Ray cluster and writes the results, and a manifest of them beside them.
+
+    `manifest.jsonl` has a line for every image: `{"image": …, "files": […]}`, or `{"image": …, "error": …}`.
+
+    Args:
+        predictor: The model and how to predict with it; it is sent to the workers.
+        source: A file, folder or glob, a list of such, or a Ray data set with a column of paths.
+        out: The folder to write to, as for `predict_files`.
+        kinds: What to write, as for `predict_files`.
+        column: Where a Ray data set has the paths.
+        workers: How many processes predict; one per GPU of the cluster, or per core where there is none.
+        progress: Called with (images done, images in all).
+    """
+    ray = started_ray()
+    if workers is not None and workers < 1:
+        raise InputError(f"workers is {workers}; give at least 1")
+    folder = Path(out)
+    jobs = plan_jobs(_images(ray, source, column), folder, kinds)
+    predicted = Predicted(predictor.net.classes, tuple(kinds))
+    for done, outcome in enumerate(_outcomes(ray, predictor, jobs, folder, kinds, workers), start=1):
+        predicted.add(outcome)
+        if progress:
+            progress(done, len(jobs))
+    write_atomically(folder / MANIFEST, manifest(jobs, predicted).encode())
+    return predicted
+
+
+def manifest(jobs: Sequence[Job], predicted: Predicted) -> str:
+    """What became of each image, one JSON object a line, in the order of the jobs."""
+    lines = []
+    for image, _ in jobs:
+        files = [str(file) for file in predicted.written.get(image, ())]
+        lines.append(
+            {"image": str(image)} | ({"files": files} if files else {"error": predicted.failed[image]})
+        )
+    return "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+
+
+def started_ray() -> Any:
+    """The `ray` module, joined to its cluster, or to one started on this machine.
+
+    Where the caller has not started it, Ray says nothing below an error: what matters is in the manifest.
+    """
+    try:
+        import ray
+        import ray.data
+    except ImportError:
+        raise InputError('Ray Data is not installed; pip install "messagenet[ray]"') from None
+    if not ray.is_initialized():
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
+        for logger in ("ray", "ray.data"):
+            logging.getLogger(logger).setLevel(logging.ERROR)
+        ray.init(logging_level=logging.ERROR, log_to_driver=False)
+    return ray
+
+
+class Worker:
+    """What runs on the cluster: a model, and batches of names in and of outcomes out."""
+
+    def __init__(self, reference: Any, out: Path, kinds: Sequence[str]) -> None:
+        import ray
+
+        torch.set_num_threads(1)
+        self.predictor: Predictor = ray.get(reference)
+        self.predictor.net.to("cuda" if torch.cuda.is_available() else "cpu")
+        self.out, self.kinds = out, kinds
+
+    def __call__(self, batch: Mapping[str, Sequence[Any]]) -> Rows:
+        """Predicts the images of a batch; one that cannot be written is told apart, and ends the batch."""
+        rows: Rows = {"number": [], "files": [], "error": [], "unwritable": []}
+        for number, image, name in zip(batch["number"], batch["image"], batch["name"], strict=True):
+            outcome, unwritable = Outcome(Path(image), (), None), ""
+            try:
+                outcome = predict_one(self.predictor, Job(Path(image), Path(name)), self.out, self.kinds)
+            except InputError as error:
+                unwritable = str(error)
+            files = [str(file.relative_to(self.out)) for file in outcome.files]
+            for key, value in zip(
+                rows, (number, json.dumps(files), outcome.error or "", unwritable), strict=True
+            ):
+                rows[key].append(value)
+            if unwritable:
+                break
+        return rows
+
+
+def _images(ray: Any, source: Any, column: str) -> list[Path]:
+    """The image files that a source names."""
+    if not isinstance(source, ray.data.Dataset):
+        return find_images([source] if isinstance(source, str | Path) else source)
+    columns = source.columns() or []
+    if column not in columns:
+        raise InputError(f'the Ray data set has no column "{column}"; {nearest(column, columns)}')
+    paths = [row[column] for row in source.select_columns([column]).iter_rows()]
+    return find_images(paths)
+
+
+def _outcomes(
+    ray: Any, predictor: Predictor, jobs: Sequence[Job], out: Path, kinds: Sequence[str], workers: int | None
+) -> Iterator[Outcome]:
+    """What becomes of the images, in any order."""
+    have = ray.cluster_resources()
+    gpus = int(have.get("GPU", 0))
+    size = min(workers or gpus or max(1, int(have.get("CPU", 1))), len(jobs))
+    blocks = max(-(-len(jobs) // IMAGES_PER_BLOCK), min(len(jobs), BLOCKS_PER_WORKER * size))
+    items = [
+        {"number": number, "image": str(job.image.absolute()), "name": str(job.name)}
+        for number, job in enumerate(jobs)
+    ]
+    names = ray.data.from_items(items, override_num_blocks=blocks)
+    names.context.enable_progress_bars = False
+    names.context.print_on_execution_start = False
+    done = names.map_batches(
+        Worker,
+        batch_size=1,
+        compute=ray.data.ActorPoolStrategy(size=size),
+        fn_constructor_args=(ray.put(_on_cpu(predictor)), out.absolute(), tuple(kinds)),
+        num_cpus=1,
+        num_gpus=1 if gpus else None,
+    )
+    for row in done.iter_rows():
+        if row["unwritable"]:
+            raise InputError(row["unwritable"])
+        files = tuple(out / name for name in json.loads(row["files"]))
+        image = jobs[row["number"]].image
+        yield Outcome(image, files, row["error"].replace(str(image.absolute()), str(image)) or None)
+
+
+def _on_cpu(predictor: Predictor) -> Predictor:
+    """The predictor as it can be sent to machines of any kind."""
+    if predictor.net.device.type == "cpu":
+        return predictor
+    return Predictor(copy.deepcopy(predictor.net).cpu(), predictor.views, predictor.refinement)

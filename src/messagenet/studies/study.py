@@ -1,0 +1,106 @@
+"""A study: the rows of a comparison, what they share, and the seeds, in one YAML file.
+
+    preset: fast                                what all rows start from
+    settings: [run.freeze_backbone=true]        and what they all change
+    seeds: [0, 1, 2]
+    held_out: 100                               training images to tune on
+    rows:
+      unary: [model.kind=unary]                 a row's own settings
+      messages, T = 2: [model.iterations=2]
+    contrasts: [[unary, "messages, T = 2"]]     pairs whose differences are listed
+
+The file says everything but where the data are, so that anyone can regenerate a published table.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from messagenet.errors import InputError, nearest
+from messagenet.studies.systems import Row
+
+KEYS = ("preset", "settings", "seeds", "held_out", "rows", "contrasts")
+
+
+@dataclass(frozen=True)
+class Study:
+    """What a study file says.
+
+    Attributes:
+        rows: The systems; none to choose them elsewhere.
+        preset: What all of them start from; None to choose by the data.
+        settings: What they all change.
+        seeds: Of the trainings.
+        held_out: Training images to tune on.
+        contrasts: Pairs of labels of rows whose differences are listed.
+    """
+
+    rows: tuple[Row, ...] = ()
+    preset: str | None = None
+    settings: tuple[str, ...] = ()
+    seeds: tuple[int, ...] = (0, 1, 2)
+    held_out: int = 20
+    contrasts: tuple[tuple[str, str], ...] = ()
+
+
+def read_study(path: str | Path) -> Study:
+    """Reads a study, refusing what it does not know."""
+    path = Path(path)
+    if not path.is_file():
+        raise InputError(f"there is no study {path}: check the path")
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        mark = getattr(error, "problem_mark", None)
+        where = "" if mark is None else f" in line {mark.line + 1}"
+        raise InputError(f"{path} is not YAML{where}: {str(error).splitlines()[0]}") from error
+    if not isinstance(content, dict) or not isinstance(content.get("rows"), dict):
+        raise InputError(f"{path} has no rows; give them as in `rows: {{unary: [model.kind=unary]}}`")
+    if not content["rows"]:
+        raise InputError(f"{path} has no rows; give at least one, such as `unary: [model.kind=unary]`")
+    for key in content:
+        if key not in KEYS:
+            raise InputError(f"{path}: there is no {key!r} in a study; {nearest(str(key), KEYS)}")
+    rows = [
+        Row(folder_name(str(label)), _texts(path, f"rows.{label}", settings), str(label))
+        for label, settings in content["rows"].items()
+    ]
+    seeds, held_out = content.get("seeds", list(Study.seeds)), content.get("held_out", Study.held_out)
+    if not isinstance(seeds, list) or not all(type(seed) is int for seed in seeds):
+        raise InputError(f"{path}: seeds are {seeds!r}; give a list of whole numbers")
+    if type(held_out) is not int:
+        raise InputError(f"{path}: held_out is {held_out!r}; give a whole number")
+    settings = _texts(path, "settings", content.get("settings", []))
+    contrasts = _pairs(path, content.get("contrasts", []), [row.label for row in rows])
+    return Study(tuple(rows), content.get("preset"), settings, tuple(seeds), held_out, contrasts)
+
+
+def folder_name(label: str) -> str:
+    """A label as a name for files.
+
+    >>> folder_name("messages, T = 2")
+    'messages-t-2'
+    """
+    return re.sub(r"[^a-z0-9]+", "-", label.lower()).strip("-")
+
+
+def _texts(path: Path, key: str, value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list) or not all(isinstance(entry, str) for entry in value):
+        raise InputError(f"{path}: {key} is {value!r}; give a list such as [model.kind=unary]")
+    return tuple(value)
+
+
+def _pairs(path: Path, value: Any, labels: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    if not isinstance(value, list) or not all(isinstance(pair, list) and len(pair) == 2 for pair in value):
+        raise InputError(f"{path}: contrasts is {value!r}; give pairs of rows, such as [[unary, messages]]")
+    pairs = tuple((str(base), str(other)) for base, other in value)
+    for label in (label for pair in pairs for label in pair):
+        if label not in labels:
+            raise InputError(f"{path}: contrasts name a row {label!r}; {nearest(label, labels)}")
+    return pairs

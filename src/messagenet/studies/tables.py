@@ -1,0 +1,486 @@
+"""What came of one row with one seed, as it is kept on disk.
+
+The table of a comparison: one line per row, mean and standard deviation over its seeds, as Markdown, CSV, JSON.
+
+Where one row is better than another: differences of everything that was counted, seed by seed.
+
+Rows that share a seed see the same images in the same order, so their difference usually varies less than either of
+them; a spread here is the standard deviation of the differences.
+
+Two plots of a comparison: who is better, and at what cost.
+
+A comparison in the terminal: a headline and a bar for each training, a line for each outcome, the table.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from messagenet.errors import InputError, write_atomically
+from messagenet.evaluation import Scores
+from messagenet.evaluation.confusion import LIMITS
+from messagenet.report.plots import INK, SERIES, figure_png, plain
+from messagenet.studies.cost import Cost
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+from rich import box
+from rich.console import Console as RichConsole
+from rich.progress import Progress as RichProgress
+from rich.table import Table
+from rich.text import Text
+
+from messagenet.studies.systems import Row
+from messagenet.training import Bar, Progress
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A trained and scored row.
+
+    Attributes:
+        row: Its name.
+        label: What it is, in words.
+        seed: Of its training.
+        mean_iou: On the scored images.
+        trimap_iou: The same near boundaries, by width of the band in pixels.
+        parameters: Numbers that training changes.
+        outputs_per_factor: Numbers that a network computes for a factor.
+        steps: Training steps.
+        train_seconds: The whole training.
+        cost: Measured on a model of its own kind.
+        tuned: Settings found on held-out images.
+        calibration_error: ECE of the marginals.
+        small_accuracy: Mean class accuracy where a class covers little of its image.
+        kind: Of its network.
+    """
+
+    row: str
+    label: str
+    seed: int
+    mean_iou: float
+    trimap_iou: dict[str, float]
+    parameters: int
+    outputs_per_factor: int
+    steps: int
+    train_seconds: float
+    cost: Cost
+    tuned: dict[str, float] = field(default_factory=dict)
+    calibration_error: float | None = None
+    small_accuracy: float | None = None
+    kind: str = ""
+
+    def save(self, path: Path) -> None:
+        """Writes it as json."""
+        write_atomically(path, (json.dumps(asdict(self), indent=2) + "\n").encode())
+
+    @classmethod
+    def load(cls, path: Path) -> Outcome:
+        """Reads what `save` wrote."""
+        try:
+            values = json.loads(path.read_text(encoding="utf-8"))
+            return cls(**{**values, "cost": Cost(**values["cost"])})
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            raise InputError(f"{path} is no outcome of a row ({error}); delete it to train again") from None
+
+
+def near_boundaries(scores: Scores) -> dict[str, float]:
+    """Trimap IoU by width, where there are boundaries."""
+    return {str(band.width): band.mean_iou for band in scores.bands if band.mean_iou is not None}
+
+
+TRIMAP = "4"
+"""Width in pixels of the band around boundaries that the table shows; json has them all."""
+
+TRIMAP_COLUMN = f"trimap IoU, {TRIMAP} px"
+SMALL_COLUMN = f"accuracy, ≤ {LIMITS[0]:.0%} of image"
+COLUMNS = (
+    *("system", "seeds", "IoU", TRIMAP_COLUMN, SMALL_COLUMN, "ECE", "parameters", "outputs per factor"),
+    *("s of training", "s / training step", "s / prediction", "MB / prediction"),
+)
+
+
+@dataclass(frozen=True)
+class Line:
+    """A row over all its seeds; a spread is the sample standard deviation, None with one seed.
+
+    Attributes:
+        row: Its name.
+        label: What it is.
+        kind: Of its network.
+        seeds: Which were trained.
+        mean_iou: Mean over the seeds.
+        spread: Of the IoU.
+        trimap_iou: Mean over the seeds, near boundaries.
+        trimap_spread: Of that.
+        small_accuracy: Mean over the seeds, of classes that cover little of their image.
+        small_spread: Of that.
+        calibration_error: Mean ECE over the seeds.
+        calibration_spread: Of that.
+        parameters: Numbers that training changes.
+        outputs_per_factor: Numbers that a network computes for a factor.
+        train_seconds: Of the whole training, mean over the seeds.
+        step_seconds: Of a training step; None for a system that is fitted without steps.
+        prediction_seconds: Of a prediction.
+        prediction_megabytes: Of a prediction.
+    """
+
+    row: str
+    label: str
+    kind: str
+    seeds: tuple[int, ...]
+    mean_iou: float
+    spread: float | None
+    trimap_iou: float | None
+    trimap_spread: float | None
+    small_accuracy: float | None
+    small_spread: float | None
+    calibration_error: float | None
+    calibration_spread: float | None
+    parameters: int
+    outputs_per_factor: int
+    train_seconds: float
+    step_seconds: float | None
+    prediction_seconds: float
+    prediction_megabytes: float
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """What the table shows, one text for each of `COLUMNS`."""
+        return (
+            self.label,
+            str(len(self.seeds)),
+            percent(self.mean_iou, self.spread),
+            percent(self.trimap_iou, self.trimap_spread),
+            percent(self.small_accuracy, self.small_spread),
+            percent(self.calibration_error, self.calibration_spread),
+            f"{self.parameters:,}",
+            f"{self.outputs_per_factor:,}",
+            f"{self.train_seconds:.0f}",
+            "–" if self.step_seconds is None else f"{self.step_seconds:.3g}",
+            f"{self.prediction_seconds:.3g}",
+            f"{self.prediction_megabytes:.0f}",
+        )
+
+
+def percent(mean: float | None, spread: float | None) -> str:
+    """A mean with its spread in per cent.
+
+    >>> percent(0.5, 0.012), percent(0.5, None), percent(None, None)
+    ('50.0 ± 1.2', '50.0', '–')
+    """
+    if mean is None:
+        return "–"
+    return f"{100 * mean:.1f}" + ("" if spread is None else f" ± {100 * spread:.1f}")
+
+
+def lines(outcomes: Sequence[Outcome]) -> list[Line]:
+    """One line for each row, in the order of the outcomes."""
+    names = dict.fromkeys(outcome.row for outcome in outcomes)
+    return [_line([outcome for outcome in outcomes if outcome.row == name]) for name in names]
+
+
+def _line(outcomes: Sequence[Outcome]) -> Line:
+    first = outcomes[0]
+    near = [outcome.trimap_iou[TRIMAP] for outcome in outcomes if TRIMAP in outcome.trimap_iou]
+    small = [outcome.small_accuracy for outcome in outcomes if outcome.small_accuracy is not None]
+    unsure = [outcome.calibration_error for outcome in outcomes if outcome.calibration_error is not None]
+    return Line(
+        first.row,
+        first.label,
+        first.kind,
+        tuple(outcome.seed for outcome in outcomes),
+        statistics.fmean(outcome.mean_iou for outcome in outcomes),
+        _mean_and_spread([outcome.mean_iou for outcome in outcomes])[1],
+        *_mean_and_spread(near),
+        *_mean_and_spread(small),
+        *_mean_and_spread(unsure),
+        first.parameters,
+        first.outputs_per_factor,
+        statistics.fmean(outcome.train_seconds for outcome in outcomes),
+        first.cost.step_seconds if first.steps > 1 else None,
+        first.cost.prediction_seconds,
+        first.cost.prediction_megabytes,
+    )
+
+
+def _mean_and_spread(values: Sequence[float]) -> tuple[float | None, float | None]:
+    """Those that exist: a mean of no values does not, nor a spread of one."""
+    return (
+        statistics.fmean(values) if values else None,
+        statistics.stdev(values) if len(values) > 1 else None,
+    )
+
+
+def markdown(outcomes: Sequence[Outcome]) -> str:
+    """The table as Markdown, the best IoU in bold."""
+    found = lines(outcomes)
+    best = max(line.mean_iou for line in found)
+    rows = [COLUMNS, ("---", *("---:" for _ in COLUMNS[1:]))]
+    for line in found:
+        cells = list(line.cells)
+        if line.mean_iou == best and len(found) > 1:
+            cells[2] = f"**{cells[2]}**"
+        rows.append(tuple(cells))
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in rows)
+
+
+def write_tables(outcomes: Sequence[Outcome], folder: Path) -> None:
+    """Writes comparison.md, comparison.csv and comparison.json."""
+    found = lines(outcomes)
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(asdict(found[0])))
+    writer.writeheader()
+    for line in found:
+        writer.writerow(asdict(line) | {"seeds": " ".join(map(str, line.seeds))})
+    content = {
+        "rows": [asdict(line) for line in found],
+        "outcomes": [asdict(outcome) for outcome in outcomes],
+    }
+    write_atomically(folder / "comparison.md", markdown(outcomes).encode())
+    write_atomically(folder / "comparison.csv", text.getvalue().encode())
+    write_atomically(folder / "comparison.json", (json.dumps(content, indent=2) + "\n").encode())
+
+
+CONFUSIONS = 5
+"""How many of the largest changes of confusion are listed."""
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """What changes from one row to another.
+
+    Attributes:
+        base: Label of the first row.
+        other: Label of the second.
+        seeds: Which both have been trained with.
+        differences: Second minus first, one for each seed, by what is measured.
+        confusions: Share of a true class that is labelled as another, mean over the seeds, first and second, by
+            (truth, label).
+    """
+
+    base: str
+    other: str
+    seeds: tuple[int, ...]
+    differences: dict[str, list[float]]
+    confusions: dict[tuple[str, str], tuple[float, float]]
+
+    @property
+    def largest(self) -> list[tuple[tuple[str, str], tuple[float, float]]]:
+        """The confusions that change most."""
+        ranked = sorted(self.confusions.items(), key=lambda item: -abs(item[1][1] - item[1][0]))
+        return ranked[:CONFUSIONS]
+
+
+def contrast(base: str, other: str, first: Mapping[int, Scores], second: Mapping[int, Scores]) -> Contrast:
+    """Compares two rows, whose scores are given by seed; needs a seed that both have."""
+    seeds = tuple(sorted(first.keys() & second.keys()))
+    before, after = [[scores[seed] for seed in seeds] for scores in (first, second)]
+    told = [(_measures(a), _measures(b)) for a, b in zip(before, after, strict=True)]
+    common = [name for name in told[0][0] if all(name in a and name in b for a, b in told)]
+    differences = {name: [b[name] - a[name] for a, b in told] for name in common}
+    shares = [[_confusions(scores) for scores in side] for side in (before, after)]
+    confusions = {
+        pair: (statistics.fmean(s[pair] for s in shares[0]), statistics.fmean(s[pair] for s in shares[1]))
+        for pair in shares[0][0]
+    }
+    return Contrast(base, other, seeds, differences, confusions)
+
+
+def _measures(scores: Scores) -> dict[str, float]:
+    """The figures of a row that exist, by name, in the order of the table."""
+    found: dict[str, float | None] = {"mean IoU": scores.mean_iou}
+    found |= {f"IoU of {name}": iou for name, iou in zip(scores.class_names, scores.class_iou, strict=True)}
+    found |= {f"IoU within {band.width} px of a boundary": band.mean_iou for band in scores.bands}
+    least = 0.0
+    for group in scores.sizes:
+        found[f"accuracy, {least:.0%} to {group.largest_share:.0%} of the image"] = group.accuracy
+        least = group.largest_share
+    found["expected calibration error"] = scores.expected_calibration_error
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _confusions(scores: Scores) -> dict[tuple[str, str], float]:
+    """Which share of a class's pixels is labelled as each other class."""
+    names = scores.class_names
+    return {
+        (names[truth], names[label]): count / max(sum(row), 1)
+        for truth, row in enumerate(scores.confusion)
+        for label, count in enumerate(row)
+        if truth != label
+    }
+
+
+def contrasts_markdown(contrasts: Sequence[Contrast]) -> str:
+    """A table of the differences in percentage points, and the confusions that changed most."""
+    lines = ["| difference in points | " + " | ".join(f"{c.base} → {c.other}" for c in contrasts) + " |"]
+    lines.append("|---|" + "---:|" * len(contrasts))
+    for name in dict.fromkeys(name for each in contrasts for name in each.differences):
+        cells = [_points(each.differences.get(name, [])) for each in contrasts]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    lines.append("| seeds | " + " | ".join(str(len(each.seeds)) for each in contrasts) + " |")
+    for each in contrasts:
+        lines += [
+            "",
+            f"{each.base} → {each.other}, confusions that change most, in per cent of the true class:",
+            "",
+        ]
+        for (truth, label), (before, after) in each.largest:
+            lines.append(f"- {truth} called {label}: {100 * before:.1f} → {100 * after:.1f}")
+    return "\n".join(lines) + "\n"
+
+
+def _points(differences: Sequence[float]) -> str:
+    """A mean with its spread and sign.
+
+    >>> _points([0.01, 0.02]), _points([-0.031]), _points([])
+    ('+1.5 ± 0.7', '-3.1', '–')
+    """
+    if not differences:
+        return "–"
+    spread = f" ± {100 * statistics.stdev(differences):.1f}" if len(differences) > 1 else ""
+    return f"{100 * statistics.fmean(differences):+.1f}{spread}"
+
+
+def _read(path: Path) -> Scores:
+    try:
+        return Scores.from_dict(json.loads(path.read_text("utf-8")))
+    except (ValueError, InputError) as error:
+        raise InputError(f"{path} cannot be read ({error}); delete {path.parent} to train it again") from None
+
+
+def write_contrasts(pairs: Iterable[tuple[str, str]], outcomes: Sequence[Outcome], folder: Path) -> None:
+    """Writes contrasts.md for the pairs of names of which both rows have been scored with a common seed."""
+    pairs = list(pairs)
+    scores: dict[str, dict[int, Scores]] = {name: {} for pair in pairs for name in pair}
+    labels = {outcome.row: outcome.label for outcome in outcomes}
+    for outcome in outcomes:
+        path = folder / outcome.row / f"seed-{outcome.seed}" / "scores.json"
+        if outcome.row in scores and path.is_file():
+            scores[outcome.row][outcome.seed] = _read(path)
+    found = [
+        contrast(labels[base], labels[other], scores[base], scores[other])
+        for base, other in pairs
+        if scores[base].keys() & scores[other].keys()
+    ]
+    if found:
+        write_atomically(folder / "contrasts.md", contrasts_markdown(found).encode())
+
+
+def iou_plot(outcomes: Sequence[Outcome]) -> Figure:
+    """Mean IoU of every row with its spread; a small dot is a seed."""
+    from matplotlib.figure import Figure as NewFigure
+
+    found = lines(outcomes)
+    figure = NewFigure(figsize=(6.4, 1.0 + 0.3 * len(found)), layout="constrained")
+    axes = figure.add_subplot()
+    for place, line in enumerate(found):
+        spread = None if line.spread is None else 100 * line.spread
+        style: dict[str, Any] = {"color": _colour(line), "markersize": 8, "capsize": 3}
+        axes.errorbar(100 * line.mean_iou, place, xerr=spread, fmt="o", **style)
+        seeds = [100 * outcome.mean_iou for outcome in outcomes if outcome.row == line.row]
+        axes.plot(seeds, [place] * len(seeds), ".", color=INK, markersize=3)
+    axes.set_yticks(range(len(found)), [plain(line.label) for line in found], fontsize=8.5)
+    axes.set_ylim(len(found) - 0.5, -0.5)
+    axes.set_xlabel("mean IoU, %", fontsize=9)
+    axes.grid(axis="both", color=INK, alpha=0.12, linewidth=0.7)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+def cost_plot(outcomes: Sequence[Outcome]) -> Figure:
+    """Mean IoU against the seconds of the training; points have numbers, which the list beside them explains."""
+    from matplotlib.figure import Figure as NewFigure
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    figure = NewFigure(figsize=(8.6, 4.2), layout="constrained")
+    axes = figure.add_subplot()
+    for number, line in enumerate(lines(outcomes), start=1):
+        place = (max(line.train_seconds, 1e-3), 100 * line.mean_iou)
+        axes.plot(*place, "o", color=_colour(line), label=f"{number}  {plain(line.label)}")
+        axes.annotate(str(number), place, xytext=(4, 3), textcoords="offset points", fontsize=8)
+    axes.set_xscale("log")
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda seconds, _: f"{seconds:g}"))
+    axes.margins(x=0.1)
+    axes.set_xlabel("seconds of training", fontsize=9)
+    axes.set_ylabel("mean IoU, %", fontsize=9)
+    axes.grid(color=INK, alpha=0.12, linewidth=0.7)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False, fontsize=8, handlelength=0.8)
+    return figure
+
+
+def _colour(line: Line) -> str:
+    """Learned messages stand out."""
+    return SERIES[1] if line.kind == "message" else SERIES[0]
+
+
+def write_plots(outcomes: Sequence[Outcome], folder: Path) -> None:
+    """Writes iou.png and cost.png."""
+    for name, draw in (("iou.png", iou_plot), ("cost.png", cost_plot)):
+        write_atomically(folder / name, figure_png(draw(outcomes)))
+
+
+SHOWN = [COLUMNS.index(name) for name in ("system", "IoU", TRIMAP_COLUMN, "parameters", "s of training")]
+
+
+class Console:
+    """Prints what a comparison is doing.
+
+    Args:
+        console: Where to print.
+    """
+
+    def __init__(self, console: RichConsole | None = None) -> None:
+        self.console = console or RichConsole(stderr=True)
+        self._bar: RichProgress | None = None
+
+    def row(self, number: int, total: int, row: Row, seed: int) -> Progress | None:
+        """A headline, and the bar of a training below it."""
+        self.console.rule(f"{number}/{total}  {row.label or row.name}, seed {seed}", align="left")
+        return Bar(self.console, to_resume="give the same command again")
+
+    def features(self, done: int, total: int) -> None:
+        """A bar, which goes when it is full."""
+        if self._bar is None:
+            self._bar = RichProgress(console=self.console, transient=True)
+            self._bar.add_task("features of the images to score", total=total)
+            self._bar.start()
+        self._bar.update(self._bar.task_ids[0], completed=done)
+        if done == total:
+            self._bar.stop()
+            self._bar = None
+
+    def done(self, number: int, total: int, outcome: Outcome) -> None:
+        """The scores of a row."""
+        values = ", ".join(f"{name} {value:g}" for name, value in outcome.tuned.items())
+        tuned = f", tuned on held-out images to {values}" if values else ""
+        self.console.print(
+            f"{number}/{total} {outcome.row}, seed {outcome.seed}: mean IoU {outcome.mean_iou:.1%}{tuned}",
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
+        )
+
+
+def drawn_table(outcomes: Sequence[Outcome]) -> Table:
+    """What fits into a terminal of the table of a comparison; comparison.md has all of it."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    found = lines(outcomes)
+    for number in SHOWN:
+        widest = max((len(line.cells[number]) for line in found), default=0)
+        least = widest if number else None  # numbers stay whole, a long name may go on in the next line
+        table.add_column(COLUMNS[number], justify="right" if number else "left", min_width=least)
+    for line in found:
+        table.add_row(*(Text(line.cells[number]) for number in SHOWN))
+    return table
