@@ -1,43 +1,217 @@
-"""Between frozen dataclasses and the plain values of a YAML file: strict about names and types.
+"""Settings: a keyword of a registered class, written once.
 
-`merged(base, values)` lays plain values over a dataclass; what they leave out keeps its value in `base`. An
-unknown name is refused with the nearest known one, a value of the wrong type with the type that is wanted,
-both by their full path, such as `run.epochs`. Where a class says that one setting `replaces` another, giving the
-one resets the other to None.
+The signature is the schema. Parameters with a default value are the settings of a class or function; their annotations
+are the types, the lines under `Args:` (or `Attributes:`) the help. YAML files, `--set`, `messagenet settings`,
+`config.json` and Python keywords all read `options(make)`. Parameters without a default are given by the program.
 
-Refusing numbers that make no sense, with the name of the setting.
+A *component* (a backbone, a neck, a head, a loss, an engine, a data reader) is chosen by its kind. `register` enters a
+kind into the registry of its group, which is the only list of kinds there is:
+
+    @register("head", "mine")
+    class MyHead(nn.Module):
+        def __init__(self, in_channels, num_classes, *, width: int = 64): ...
+
+    {"kind": "mine", "width": 32}         a component as plain values; "mine" alone means its defaults
+
+Checking is strict and happens before anything is built: an unknown name is refused with the nearest known one, a value
+of the wrong type with the type that is wanted, both by their full path, such as `model.head.hidden`. When the kind of a
+component changes, options that the new kind shares keep their value and the others are dropped.
 """
 
 from __future__ import annotations
 
+import collections.abc
 import dataclasses
+import functools
+import inspect
+import re
 import types
-from collections.abc import Mapping
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from messagenet.errors import InputError, nearest
 
 T = TypeVar("T")
+Factory = TypeVar("Factory", bound=Callable[..., Any])
+Spec = Mapping[str, Any]
+KIND = "kind"
+_ENTRY = re.compile(r"(\w+(?:, \w+)*): (.*)")
+_REGISTRY: dict[str, dict[str, Callable[..., Any]]] = {}
+
+
+class Option(NamedTuple):
+    """One setting: its name, annotation, default value and help text."""
+
+    name: str
+    type: Any
+    default: Any
+    help: str
+
+
+class Component(NamedTuple):
+    """Marks a setting as a component of a group: `Annotated[dict, Component("head")]`."""
+
+    group: str
 
 
 class Mismatch(Exception):
     """A value that does not have the type of its setting."""
 
 
-def merged(base: T, values: Mapping[str, Any], path: str = "") -> T:
-    """The dataclass `base` with some settings replaced.
+def options(make: Callable[..., Any]) -> dict[str, Option]:
+    """The settings of a class or function, by name.
 
-    >>> from messagenet.training.config import TrainConfig
-    >>> merged(TrainConfig(), {"run": {"epochs": 3}}).run.epochs
-    3
-    >>> merged(TrainConfig(), {"run": {"epoch": 3}})
-    Traceback (most recent call last):
-    messagenet.errors.InputError: there is no setting "run.epoch": did you mean "run.epochs"?
+    >>> def resize(image, size: int = 384, *, antialias: bool = True):
+    ...     '''Resizes.
+    ...
+    ...     Args:
+    ...         size: Pixels of the longest side.
+    ...     '''
+    >>> options(resize)["size"]
+    Option(name='size', type=<class 'int'>, default=384, help='Pixels of the longest side.')
+    """
+    signature = inspect.signature(make)
+    documented = help_texts(make)
+    hints: dict[str, Any] = {}
+    for source in (make, getattr(make, "__init__", None)):  # fields of a dataclass, then parameters
+        if source is not None:
+            hints |= get_type_hints(inspect.unwrap(source), include_extras=True)
+    found = {}
+    for parameter in signature.parameters.values():
+        if parameter.default is inspect.Parameter.empty or parameter.kind is parameter.VAR_KEYWORD:
+            continue
+        name, default = parameter.name, parameter.default
+        if dataclasses.is_dataclass(make):
+            field = next(field for field in dataclasses.fields(make) if field.name == name)
+            default = (
+                field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+            )
+        found[name] = Option(name, hints.get(name, Any), default, documented.get(name, ""))
+    return found
+
+
+def help_texts(make: Callable[..., Any]) -> dict[str, str]:
+    """What a docstring says under "Args:" or "Attributes:", by name."""
+    found: dict[str, str] = {}
+    for title in ("Args:\n", "Attributes:\n"):
+        names: list[str] = []
+        for line in (inspect.getdoc(make) or "").partition(title)[2].splitlines():
+            if line.startswith("        ") and names:
+                found |= {name: f"{found[name]} {line.strip()}" for name in names}
+            elif match := _ENTRY.fullmatch(line.removeprefix("    ")) if line.startswith("    ") else None:
+                names = match[1].split(", ")
+                found |= dict.fromkeys(names, match[2])
+            else:
+                break
+    return found
+
+
+def register(group: str, kind: str) -> Callable[[Factory], Factory]:
+    """Enters a class or function into the registry of a group.
+
+    An instance of a registered class has `config`, the plain values that build it again.
+
+    Args:
+        group: "backbone", "neck", "head", "loss", "engine", "data" or "method".
+        kind: Its name in configurations.
+    """
+
+    def enter(make: Factory) -> Factory:
+        _REGISTRY.setdefault(group, {})[kind] = make
+        if inspect.isclass(make):
+            _record_config(make, kind)
+        return make
+
+    return enter
+
+
+def _record_config(make: type, kind: str) -> None:
+    """Lets `__init__` keep the values of all settings in `self.config`."""
+    initialise = make.__init__  # type: ignore[misc]
+    signature = inspect.signature(initialise)
+
+    @functools.wraps(initialise)
+    def recorded(self: Any, *args: Any, **kwargs: Any) -> None:
+        initialise(self, *args, **kwargs)
+        if type(self) is make:
+            given = signature.bind(self, *args, **kwargs).arguments
+            values = {name: given.get(name, option.default) for name, option in options(make).items()}
+            object.__setattr__(self, "config", {KIND: kind, **plain(values)})
+
+    make.__init__ = recorded  # type: ignore[misc]
+
+
+def kinds(group: str) -> tuple[str, ...]:
+    """The kinds of a group, in the order in which they were registered."""
+    return tuple(_REGISTRY.get(group, ()))
+
+
+def find(group: str, kind: str, path: str = "") -> Callable[..., Any]:
+    """The class or function that was registered under a kind."""
+    known = _REGISTRY.get(group, {})
+    if kind not in known:
+        raise InputError(
+            f'there is no {group} "{kind}": {nearest(str(kind), known)}' + (f" ({path})" if path else "")
+        )
+    return known[kind]
+
+
+def component(group: str, spec: str | Spec, base: Spec | None = None, path: str = "") -> dict[str, Any]:
+    """A component's kind and the values of all its settings, checked.
+
+    Args:
+        group: Of the component.
+        spec: Its kind, or a mapping with settings to change; without a kind it is that of `base`.
+        base: A checked component that the settings change.
+        path: Of the component, for error messages.
+    """
+    path = path or group
+    given = {KIND: spec} if isinstance(spec, str) else spec
+    if not isinstance(given, Mapping):
+        raise InputError(f"{path} is {spec!r}; give a kind, or settings as {{kind: …, name: value}}")
+    kind = given.get(KIND, None if base is None else base[KIND])
+    if kind is None:
+        raise InputError(f"{path} has no kind; {nearest('', kinds(group))}")
+    known = options(find(group, kind, path))
+    values = {name: plain(option.default) for name, option in known.items()}
+    values |= {name: value for name, value in (base or {}).items() if name in known}
+    for name, value in given.items():
+        if name == KIND:
+            continue
+        if name not in known:
+            raise InputError(f'there is no setting "{path}.{name}" for {kind}: {nearest(name, known)}')
+        values[name] = plain(convert(value, known[name].type, f"{path}.{name}"))
+    return {KIND: kind, **values}
+
+
+def build(group: str, spec: str | Spec, *given: Any, path: str = "") -> Any:
+    """Builds a component.
+
+    Args:
+        group: Of the component.
+        spec: Its kind, or a mapping of its kind and settings.
+        *given: The arguments without a default.
+        path: Of the component, for error messages.
+    """
+    checked = component(group, spec, path=path)
+    make = find(group, checked[KIND])
+    known = options(make)
+    values = {n: convert(v, known[n].type, f"{path or group}.{n}") for n, v in checked.items() if n != KIND}
+    try:
+        return make(*given, **values)
+    except InputError as error:
+        raise InputError(f"{path}: {error}" if path else str(error)) from None
+
+
+def merge(base: T, values: Mapping[str, Any], path: str = "") -> T:
+    """A dataclass of settings with some of them replaced.
+
+    A section that is a dataclass, or a component, takes the settings that it is given and keeps the others. Where a
+    class says that one setting `replaces` another, giving the one resets the other to None.
     """
     if not isinstance(values, Mapping):
         raise InputError(f"{path or 'the configuration'} is {values!r}; give settings as name: value")
-    hints = get_type_hints(type(base))
-    known = {field.name for field in dataclasses.fields(base)}  # type: ignore[arg-type]
+    known = options(type(base))
     changes: dict[str, Any] = {}
     for key, value in values.items():
         full = f"{path}.{key}" if path else str(key)
@@ -45,12 +219,11 @@ def merged(base: T, values: Mapping[str, Any], path: str = "") -> T:
             raise InputError(f'there is no setting "{full}": {_suggestion(base, str(key), path)}')
         current = getattr(base, key)
         if dataclasses.is_dataclass(current):
-            changes[key] = merged(current, {} if value is None else value, full)
-            continue
-        try:
-            changes[key] = _converted(value, hints[key])
-        except Mismatch:
-            raise InputError(f"{full} is {value!r}; {_advice(value, hints[key])}") from None
+            changes[key] = merge(current, {} if value is None else value, full)
+        elif (group := component_group(known[key].type)) and value is not None:
+            changes[key] = component(group, value, current, full)
+        else:
+            changes[key] = convert(value, known[key].type, full)
     for key, other in getattr(base, "replaces", {}).items():
         if key in changes:
             changes.setdefault(other, None)
@@ -60,8 +233,15 @@ def merged(base: T, values: Mapping[str, Any], path: str = "") -> T:
         raise InputError(f"{path}: {error}" if path else str(error)) from None
 
 
+def component_group(hint: Any) -> str | None:
+    """The group of components that an annotation asks for, if it does."""
+    return next((part.group for part in get_args(hint) if isinstance(part, Component)), None)
+
+
 def plain(value: Any) -> Any:
-    """A dataclass as dictionaries, lists and scalars."""
+    """A value as dictionaries, lists and scalars; a class with `to_setting` says itself how it is written."""
+    if hasattr(value, "to_setting"):
+        return value.to_setting()
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, Mapping):
@@ -70,65 +250,70 @@ def plain(value: Any) -> Any:
 
 
 def flat(value: Any, path: str = "") -> dict[str, Any]:
-    """The settings of a dataclass by their full path.
+    """Settings by their full path, those of components too.
 
-    >>> from messagenet.training.config import TrainConfig
-    >>> flat(TrainConfig())["run.accumulate"]
-    1
+    >>> flat({"head": {"kind": "message", "hidden": 64}})
+    {'head.kind': 'message', 'head.hidden': 64}
     """
-    if not dataclasses.is_dataclass(value):
+    if dataclasses.is_dataclass(value):
+        value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    if not isinstance(value, Mapping) or not value:
         return {path: plain(value)}
     found: dict[str, Any] = {}
-    for field in dataclasses.fields(value):
-        found |= flat(getattr(value, field.name), f"{path}.{field.name}" if path else field.name)
+    for name, item in value.items():
+        found |= flat(item, f"{path}.{name}" if path else name)
     return found
 
 
 def _suggestion(base: Any, key: str, path: str) -> str:
     """The nearest setting here; or, at the top, one of that name in any section."""
-    names = [f"{path}.{field.name}" if path else field.name for field in dataclasses.fields(base)]
+    names = [f"{path}.{name}" if path else name for name in options(type(base))]
     elsewhere = [] if path else [full for full in flat(base) if full.rpartition(".")[2] == key]
     return (
-        nearest(f"{path}.{key}" if path else key, names)
-        if not elsewhere
-        else f'did you mean "{elsewhere[0]}"?'
+        f'did you mean "{elsewhere[0]}"?' if elsewhere else nearest(f"{path}.{key}" if path else key, names)
     )
 
 
-def _advice(value: Any, hint: Any) -> str:
-    """The word that was probably meant, or what is wanted.
+def convert(value: Any, hint: Any, path: str) -> Any:
+    """A plain value as an annotation wants it, or an error that names the setting.
 
-    >>> _advice("adam", Literal["sgd", "adamw"])
-    'did you mean "adamw"?'
+    >>> convert([1, 2], tuple[float, ...], "augment.scales")
+    (1.0, 2.0)
+    >>> convert("many", int, "run.epochs")
+    Traceback (most recent call last):
+    messagenet.errors.InputError: run.epochs is 'many'; give a whole number
     """
-    choices = [
-        word for each in (hint, *get_args(hint)) if get_origin(each) is Literal for word in get_args(each)
-    ]
-    meant = nearest(value, choices) if isinstance(value, str) and choices else ""
-    return meant if meant.startswith("did you mean") else f"give {_wanted(hint)}"
+    try:
+        return _converted(value, hint)
+    except Mismatch:
+        raise InputError(f"{path} is {value!r}; {_advice(value, hint)}") from None
 
 
 def _converted(value: Any, hint: Any) -> Any:
     origin, arguments = get_origin(hint), get_args(hint)
     if hint is Any:
         return value
+    if origin is Annotated:
+        return _converted(value, arguments[0])
     if origin in (Union, types.UnionType):
         return _first_fit(value, arguments)
     if origin is Literal:
-        return _checked(value, value in arguments and isinstance(value, str))
-    if origin is tuple:
-        return _tuple(value, arguments)
-    if origin is dict:
-        _checked(value, isinstance(value, Mapping) and all(isinstance(key, str) for key in value))
-        return {key: _converted(plain(entry), arguments[1]) for key, entry in value.items()}
-    if hint is type(None):
-        return _checked(None, value is None)
+        return _require(value, value in arguments and not isinstance(value, bool))
+    if origin in (tuple, list, collections.abc.Sequence):
+        return _sequence(value, arguments if origin is tuple else (*arguments, Ellipsis))
+    if origin in (dict, collections.abc.Mapping):
+        _require(value, isinstance(value, Mapping) and all(isinstance(key, str) for key in value))
+        return {key: _converted(entry, arguments[1]) for key, entry in value.items()}
+    if hint in (type(None), None):
+        return _require(None, value is None)
     if hint is float:
         return _number(value)
-    return _checked(value, isinstance(value, hint) and (hint is bool or not isinstance(value, bool)))
+    if hasattr(hint, "from_setting"):
+        return value if isinstance(value, hint) else hint.from_setting(value)
+    return _require(value, isinstance(value, hint) and (hint is bool or not isinstance(value, bool)))
 
 
-def _checked(value: Any, fits: bool) -> Any:
+def _require(value: Any, fits: bool) -> Any:
     if not fits:
         raise Mismatch
     return value
@@ -143,8 +328,8 @@ def _first_fit(value: Any, hints: tuple[Any, ...]) -> Any:
     raise Mismatch
 
 
-def _tuple(value: Any, hints: tuple[Any, ...]) -> tuple[Any, ...]:
-    if not isinstance(value, (list, tuple)):
+def _sequence(value: Any, hints: tuple[Any, ...]) -> tuple[Any, ...]:
+    if isinstance(value, str) or not isinstance(value, Sequence):
         raise Mismatch
     each = (hints[0],) * len(value) if hints[-1] is Ellipsis else hints
     if len(each) != len(value):
@@ -162,6 +347,19 @@ def _number(value: Any) -> float:
         raise Mismatch from None
 
 
+def _advice(value: Any, hint: Any) -> str:
+    """The word that was probably meant, or what is wanted.
+
+    >>> _advice("adam", Literal["sgd", "adamw"])
+    'did you mean "adamw"?'
+    """
+    choices = [
+        word for each in (hint, *get_args(hint)) if get_origin(each) is Literal for word in get_args(each)
+    ]
+    meant = nearest(value, choices) if isinstance(value, str) and choices else ""
+    return meant if meant.startswith("did you mean") else f"give {_wanted(hint)}"
+
+
 def _wanted(hint: Any) -> str:
     """The values a type admits, in words.
 
@@ -169,32 +367,34 @@ def _wanted(hint: Any) -> str:
     ('a whole number or null', 'a list, each a number', '"sgd" or "adamw"')
     """
     origin, arguments = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        return _wanted(arguments[0])
     if origin in (Union, types.UnionType):
         return " or ".join(_wanted(argument) for argument in arguments)
     if origin is Literal:
-        return " or ".join(f'"{argument}"' for argument in arguments)
-    if origin is tuple:
-        return (
-            f"a list, each {_wanted(arguments[0])}"
-            if arguments[-1] is Ellipsis
-            else f"a list of {len(arguments)}, each {_wanted(arguments[0])}"
+        return " or ".join(
+            f'"{argument}"' if isinstance(argument, str) else str(argument) for argument in arguments
         )
+    if origin in (tuple, list, collections.abc.Sequence):
+        if origin is tuple and arguments[-1] is not Ellipsis:
+            return f"a list of {len(arguments)}, each {_wanted(arguments[0])}"
+        return f"a list, each {_wanted(arguments[0])}"
     words = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "null"}
     return words.get(hint, "settings as {name: value}")
 
 
-def at_least(least: int, **settings: float) -> None:
+def at_least(minimum: float, **settings: float) -> None:
     """Refuses settings below a bound, by name."""
     for name, value in settings.items():
-        if value < least:
-            raise InputError(f"{name} is {value}; give at least {least}")
+        if value < minimum:
+            raise InputError(f"{name} is {value}; give at least {minimum}")
 
 
-def at_most(most: float, **settings: float) -> None:
+def at_most(maximum: float, **settings: float) -> None:
     """Refuses settings above a bound, by name."""
     for name, value in settings.items():
-        if value > most:
-            raise InputError(f"{name} is {value}; give at most {most}")
+        if value > maximum:
+            raise InputError(f"{name} is {value}; give at most {maximum}")
 
 
 def between(low: float, high: float, **settings: float) -> None:

@@ -39,7 +39,7 @@ from messagenet.message_passing.estimator import Aggregation, CavityMode, Depend
 from messagenet.models import KINDS
 from messagenet.models.crf import Inference, Neighbours
 from messagenet.models.dense_crf import WORKING_STRIDES
-from messagenet.settings import at_least, at_most, between, merged, plain
+from messagenet.settings import at_least, at_most, between, merge, plain
 
 KindName = Literal[
     "message",
@@ -406,11 +406,11 @@ def parse_config(text: str, name: str = "the configuration") -> TrainConfig:
         raise InputError(f"{name}{where}: not valid YAML; check indentation and quotes") from None
     try:
         if not isinstance(values, dict) or PRESET not in values:
-            return merged(TrainConfig(), values or {})
+            return merge(TrainConfig(), values or {})
         base = values.pop(PRESET)
         if base not in preset_names():
             raise InputError(f'there is no preset "{base}": {nearest(str(base), preset_names())}')
-        return merged(load_config(base), values)
+        return merge(load_config(base), values)
     except InputError as error:
         raise InputError(f"{name}: {error}") from None
 
@@ -478,7 +478,7 @@ def apply_overrides(config: TrainConfig, overrides: Iterable[str]) -> TrainConfi
         except yaml.YAMLError:
             raise InputError(f'"{override}": the value is not YAML; quote text that holds : or [') from None
         _put(values, path.strip().split("."), value, override)
-    return merged(config, values)
+    return merge(config, values)
 
 
 def _put(values: dict[str, Any], keys: list[str], value: Any, override: str) -> None:
@@ -525,7 +525,7 @@ def choose_config(
     if data is None and not (saved or file or preset):
         raise InputError("say what to train on: --data folder:DIR, or --data synthetic to try it out")
     start = saved or file or preset or ("tiny" if data and is_generated(data) else photographs)
-    config = merged(load_config(start), _sections(data, shortcuts))
+    config = merge(load_config(start), _sections(data, shortcuts))
     return apply_overrides(config, overrides)
 
 
