@@ -1,110 +1,124 @@
-"""What the examples reach, over seeds: snakes against the number of iterations, chains, a small code.
+"""Accuracy of the examples over seeds: snakes against the number of iterations, chains, a small code.
 
-python benchmarks/beyond_images.py snakes --file snakes.npz --plot snakes.svg
-python benchmarks/beyond_images.py chains
-python benchmarks/beyond_images.py code
+    python benchmarks/beyond_images.py
+    python benchmarks/beyond_images.py --only snakes --file snakes.npz --plot snakes.svg
 
-Each prints one table with a line per setting, mean and spread over the seeds. Nothing here is a time; the runs take
-from minutes to an hour.
+Prints one table per example: a line per setting, with mean and range over the seeds. No time is measured here; an
+example takes from minutes to an hour.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import runpy
 import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from common import finish, machine
+from common import QUICK, finish, start
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+SNAKE_ITERATIONS, CODE_ITERATIONS = ([1, 2] if QUICK else [1, 2, 3, 5, 7, 10]), [3, 5]
+DECIBELS = (2, 3, 4)
+Scores = list[tuple[float, float]]  # accuracy on all cells and on snake cells, for each T
 
 
-def example(name: str) -> Callable[[list[str]], Any]:
-    """The `main` of an example."""
-    main: Callable[[list[str]], Any] = runpy.run_path(str(EXAMPLES / name))["main"]
-    return main
+def load_example(name: str) -> Callable[..., Any]:
+    """Returns the `main` of an example, with its arguments as strings; under --quick in its quick form."""
+    main = runpy.run_path(str(EXAMPLES / f"{name}.py"))["main"]
+    return lambda *arguments: main([str(argument) for argument in arguments] + ["--quick"] * QUICK)
 
 
-def spread(values: Sequence[float]) -> str:
-    """Percentages of all seeds: mean, lowest and highest."""
+def percentages(values: Sequence[float]) -> str:
+    """Mean, minimum and maximum over the seeds."""
     return f"{statistics.mean(values):.2%} ({min(values):.2%} to {max(values):.2%})"
 
 
-def snakes(options: argparse.Namespace) -> dict[str, float]:
-    """Accuracy against T."""
-    run = example("snakes.py")
-    file = ["--file", options.file] if options.file else []
-    counts = [str(count) for count in options.iterations]
-    by_seed = [run([*file, "--seed", str(seed), "--iterations", *counts]) for seed in options.seeds]
+def snakes(options: argparse.Namespace) -> list[Scores]:
+    """Prints accuracy against T; returns the scores of every seed."""
+    run, counts = load_example("snakes"), options.iterations or SNAKE_ITERATIONS
+    arguments = ["--iterations", *counts, *(["--file", options.file] if options.file else [])]
+    by_seed = [run("--seed", seed, *arguments) for seed in options.seeds]
     print("| T | all cells | snake cells |\n|---|---|---|")
-    for count, scores in zip(counts, zip(*by_seed, strict=True), strict=True):
+    for iterations, scores in zip(counts, zip(*by_seed, strict=True), strict=True):
         cells, snake_cells = zip(*scores, strict=True)
-        print(f"| {count} | {spread(cells)} | {spread(snake_cells)} |")
+        print(f"| {iterations} | {percentages(cells)} | {percentages(snake_cells)} |")
     if options.plot:
-        draw(options.iterations, by_seed, options.plot)
-    last = list(zip(*(scores[-1] for scores in by_seed), strict=True))
-    return {
-        "most_at_first_T": max(scores[0][0] for scores in by_seed),
-        "least_at_last_T": min(last[0]),
-        "least_of_snake_cells_at_last_T": min(last[1]),
-    }
+        draw(counts, by_seed, options.plot)
+    return by_seed
 
 
-def draw(counts: Sequence[int], by_seed: Sequence[Sequence[tuple[float, float]]], path: str) -> None:
-    """Accuracy over the number of iterations, one line per seed."""
+def draw(counts: Sequence[int], by_seed: Sequence[Scores], path: str) -> None:
+    """Plots accuracy over the number of iterations, one line per seed."""
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(6, 3.4), layout="constrained")
-    for which, (name, colour) in enumerate((("all cells", "#0072b2"), ("snake cells", "#d55e00"))):
-        for number, scores in enumerate(by_seed):
-            values = [100 * score[which] for score in scores]
-            axes.plot(counts, values, "o-", color=colour, alpha=0.7, label=None if number else name)
+    for column, (name, colour) in enumerate((("all cells", "#0072b2"), ("snake cells", "#d55e00"))):
+        for index, scores in enumerate(by_seed):
+            values = [100 * score[column] for score in scores]
+            axes.plot(counts, values, "o-", color=colour, alpha=0.7, label=None if index else name)
     axes.set(xlabel="iterations T", ylabel="% right on unseen snakes", xticks=counts, ylim=(None, 101))
     axes.grid(alpha=0.3)
     axes.legend(frameon=False)
     figure.savefig(path, metadata={"Date": None, "Creator": None} if path.endswith(".svg") else None)
 
 
-def chains(options: argparse.Namespace) -> dict[str, float]:
-    """Learned messages against the exact CRF."""
-    by_seed = [example("chain_tagging.py")(["--seed", str(seed)]) for seed in options.seeds]
+def chains(options: argparse.Namespace) -> float:
+    """Prints learned messages against the exact CRF; returns the largest gap over the seeds."""
+    run = load_example("chain_tagging")
+    by_seed = [run("--seed", seed) for seed in options.seeds]
     print("| | right |\n|---|---|")
     for name in by_seed[0]:
-        print(f"| {name} | {spread([scores[name] for scores in by_seed])} |")
-    gaps = [scores["exact CRF"] - scores["learned messages"] for scores in by_seed]
-    return {"largest_gap_to_exact": max(gaps)}
+        print(f"| {name} | {percentages([scores[name] for scores in by_seed])} |")
+    return float(max(scores["exact CRF"] - scores["learned messages"] for scores in by_seed))
 
 
 def code(options: argparse.Namespace) -> dict[str, float]:
-    """Learned corrections against belief propagation at equal iterations."""
-    worst = {}
+    """Prints learned corrections against belief propagation; returns the worst ratio by T and noise."""
+    run = load_example("ldpc")
+    ratios = {}
     print("| T | noise | belief propagation | learned corrections |\n|---|---|---|---|")
-    for count in options.iterations:
-        by_seed = [
-            example("ldpc.py")(["--iterations", str(count), "--seed", str(seed)]) for seed in options.seeds
-        ]
-        for row, decibel in enumerate((2, 3, 4)):
+    for iterations in options.iterations or CODE_ITERATIONS:
+        by_seed = [run("--iterations", iterations, "--seed", seed) for seed in options.seeds]
+        for row, decibel in enumerate(DECIBELS):
             computed, learned = ([float(wrong[row, n]) for wrong in by_seed] for n in range(2))
-            print(f"| {count} | {decibel} dB | {spread(computed)} | {spread(learned)} |")
-            ratios = [mine / theirs for theirs, mine in zip(computed, learned, strict=True)]
-            worst[f"worst_ratio_T{count}_{decibel}dB"] = max(ratios)
-    return worst
+            print(f"| {iterations} | {decibel} dB | {percentages(computed)} | {percentages(learned)} |")
+            pairs = zip(computed, learned, strict=True)
+            ratios[code_key(iterations, decibel)] = max(b / a if a else math.nan for a, b in pairs)
+    return ratios
+
+
+def code_key(iterations: int, decibel: int) -> str:
+    """The result's name of a ratio of `code`."""
+    return f"worst_ratio_T{iterations}_{decibel}dB"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("which", choices=("snakes", "chains", "code"))
-    parser.add_argument("--file", help="snakes.npz; left out, snakes are drawn")
-    parser.add_argument("--plot", help="where to draw accuracy against T")
-    parser.add_argument("--iterations", type=int, nargs="+")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    options = parser.parse_args()
-    options.iterations = options.iterations or ([1, 2, 3, 5, 7, 10] if options.which == "snakes" else [3, 5])
-    print(machine())
-    finish(**{"snakes": snakes, "chains": chains, "code": code}[options.which](options))
+    options = start(
+        __doc__,
+        only={"choices": ("snakes", "chains", "code"), "help": "one example; default: all three"},
+        file={"help": "the published snakes (snakes.npz); default: generated ones"},
+        plot={"help": "file for the plot of accuracy against T"},
+        iterations={"type": int, "nargs": "+", "help": "T; default: those of docs/examples.md"},
+        seeds={"type": int, "nargs": "+", "default": [0] if QUICK else [0, 1, 2]},
+    )
+    by_seed = [[(math.nan, math.nan)]]
+    gap, ratios = math.nan, {code_key(t, decibel): math.nan for t in CODE_ITERATIONS for decibel in DECIBELS}
+    if options.only in (None, "snakes"):
+        by_seed = snakes(options)
+    if options.only in (None, "chains"):
+        gap = chains(options)
+    if options.only in (None, "code"):
+        ratios = code(options)
+    finish(
+        max_accuracy_at_first_T=max(scores[0][0] for scores in by_seed),
+        min_accuracy_at_last_T=min(scores[-1][0] for scores in by_seed),
+        min_snake_accuracy_at_last_T=min(scores[-1][1] for scores in by_seed),
+        largest_gap_to_exact=gap,
+        **ratios,
+    )
 
 
 if __name__ == "__main__":

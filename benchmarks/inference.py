@@ -1,46 +1,50 @@
 """Computed messages beside their peers: belief propagation on grids, exact inference, the dense CRF.
 
-Grids: 64×64 and 128×128, K = 21, 10 synchronous iterations, with one table for all edges and with one for each,
-forward and forward + backward, against PGMax (JAX). Exact marginals of a small grid against pgmpy, which has no
-belief propagation on loopy graphs. Dense CRF: 500×375, K = 21, 10 iterations, the lattice's construction included,
-one image and a batch of eight, against pydensecrf. One thread each, float32 each. Peers are installed on first use
-into an environment of their own and reported as absent where they cannot be; answers are compared as well.
+Grids: 64×64 and 128×128, K = 21, 10 synchronous iterations, with one table for all edges and with one per edge, forward
+and forward + backward, against PGMax (JAX). Exact marginals of a small grid against pgmpy, which has no belief
+propagation on loopy graphs. Dense CRF: 500×375, K = 21, 10 iterations, construction of the lattice included, one image
+and a batch of eight, against pydensecrf. One thread and float32 everywhere. Peers are installed into their own
+environments on first use; one that does not install is reported as absent. Answers are compared as well.
 """
 
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
-from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from common import finish, machine, seconds
+from common import QUICK, finish, isolated, peak_memory, seconds, start
 from messagenet.graph.builders import grid_factor_graph
-from messagenet.inference import BeliefPropagation, Exact
+from messagenet.graph.factor_graph import Potentials
+from messagenet.graph.grid import GridFactorGraph
+from messagenet.inference import BeliefPropagation, Engine, Exact
 from messagenet.inference.dense import DEEPLAB, Bilateral, DenseGraph, DenseMeanField, Gaussian
 from peer_environments import Absent, Arrays, Peer
 
 PGMAX = Peer("pgmax", ("pgmax==0.6.1", "jax==0.4.30", "jaxlib==0.4.30", "numpy<2"))
 PGMPY = Peer("pgmpy", ("pgmpy==0.1.26", "torch==2.13.0"))
 PYDENSECRF = Peer("pydensecrf2", ("pydensecrf2==1.1", "numpy"))
-NUM_CLASSES, ITERATIONS = 21, 10
-HEIGHT, WIDTH, BATCH = 375, 500, 8
+NUM_CLASSES, ITERATIONS = (3, 2) if QUICK else (21, 10)
+SIDE, LARGE_SIDE, MEMORY_SIDE = (6, 8, 10) if QUICK else (64, 128, 512)
+HEIGHT, WIDTH, BATCH = (24, 32, 2) if QUICK else (375, 500, 8)
+COPIED_FLOATS = 2**10 if QUICK else 2**26
+ENGINE = BeliefPropagation(max_iterations=ITERATIONS, tolerance=None)
 ABSENT = math.nan
 
 
-@dataclass(frozen=True)
+@dataclass
 class Grid:
-    """A grid to pass messages on.
+    """Log-potentials of a 4-connected grid.
 
     Attributes:
-        unary: (H, W, K) log-potentials.
-        horizontal: (K, K), or (edges, K, K), of each node and the next in its row.
-        vertical: likewise, in its column.
+        unary: (H, W, K).
+        horizontal: (K, K) or (edges, K, K), of each node and the next in its row.
+        vertical: The same for the next in its column.
     """
 
     unary: Tensor
@@ -52,104 +56,102 @@ class Grid:
         """Moderate couplings that favour equal neighbours."""
         torch.manual_seed(side)
         lead = (side * (side - 1),) if per_edge else ()
-        tables = (
-            torch.eye(num_classes) + 0.3 * torch.randn(*lead, num_classes, num_classes) for _ in range(2)
-        )
+        tables = (torch.eye(num_classes) + 0.3 * torch.randn(*lead, num_classes, num_classes) for _ in range(2))
         return cls(torch.randn(side, side, num_classes), *tables)
 
     def problem(self) -> Arrays:
-        """For a peer."""
-        named = {"unary": self.unary, "horizontal": self.horizontal, "vertical": self.vertical}
-        return {name: values.numpy() for name, values in named.items()} | {"iterations": np.array(ITERATIONS)}
+        """Returns the arrays that a peer's script reads."""
+        tensors = {"unary": self.unary, "horizontal": self.horizontal, "vertical": self.vertical}
+        return {name: values.numpy() for name, values in tensors.items()} | {"iterations": np.array(ITERATIONS)}
 
-    def runner(self) -> tuple[Callable[[], Tensor], Callable[[], Tensor]]:
-        """Our forward pass, (H, W, K) marginals, and our forward + backward pass, the gradient of the unaries."""
-        height, width, num_classes = self.unary.shape
-        graph = grid_factor_graph(height, width, num_classes)
-        unary = self.unary.permute(2, 0, 1)
+    @cached_property
+    def graph(self) -> GridFactorGraph:
+        """The factor graph; not part of any time."""
+        return grid_factor_graph(*self.unary.shape)
+
+    def potentials(self, unary: Tensor) -> Potentials:
+        """Log-potentials as our engines take them, with given unaries (K, H, W)."""
         tables = [
             table.unflatten(0, block.shape) if table.ndim == 3 else table
-            for block, table in zip(graph.blocks, (self.horizontal, self.vertical), strict=True)
+            for block, table in zip(self.graph.blocks, (self.horizontal, self.vertical), strict=True)
         ]
-        engine = BeliefPropagation(max_iterations=ITERATIONS, tolerance=None)
+        return self.graph.potentials(unary, tables)
 
-        def forward() -> Tensor:
-            with torch.no_grad():
-                return engine.run(graph, graph.potentials(unary, tables)).marginals.view(self.unary.shape)
+    @torch.no_grad()
+    def marginals(self, engine: Engine = ENGINE) -> Tensor:
+        """The forward pass: marginals (H, W, K)."""
+        potentials = self.potentials(self.unary.permute(2, 0, 1))
+        return engine.run(self.graph, potentials).marginals.view(self.unary.shape)
 
-        def train() -> Tensor:
-            leaf = unary.detach().requires_grad_()
-            result = engine.run(graph, graph.potentials(leaf, tables))
-            (-result.log_marginals[..., 0].sum()).backward()  # type: ignore[no-untyped-call]
-            assert leaf.grad is not None
-            return leaf.grad.permute(1, 2, 0)
-
-        return forward, train
+    def gradient(self) -> Tensor:
+        """The forward and backward pass: the gradient of the unaries, (H, W, K)."""
+        leaf = self.unary.permute(2, 0, 1).detach().requires_grad_()
+        log_marginals = ENGINE.run(self.graph, self.potentials(leaf)).log_marginals
+        (gradient,) = torch.autograd.grad(-log_marginals[..., 0].sum(), leaf)
+        return gradient.permute(1, 2, 0)
 
 
-def beside_pgmax(name: str, grid: Grid) -> dict[str, float]:
-    """Ratios of PGMax's times to ours, and how much a backward pass adds to ours."""
-    forward, train = grid.runner()
-    ours = seconds({"forward": forward, "train": train}, turns=20, budget=30)
-    ratios = {"train_vs_forward": ours["train"] / ours["forward"], "forward": ABSENT, "train": ABSENT}
-    line = f"{name}: forward {1e3 * ours['forward']:.1f} ms, with backward {1e3 * ours['train']:.1f} ms"
+def max_difference(ours: Tensor, theirs: npt.NDArray[np.float32]) -> str:
+    """The largest absolute difference, as text."""
+    return f"{float((ours - torch.from_numpy(theirs)).abs().max()):.0e}"
+
+
+def solve(peer: Peer, problem: Arrays, line: str) -> tuple[Arrays, dict[str, float]] | None:
+    """Returns a peer's answer and times. If it is absent, prints the line about us with the reason."""
     try:
-        answer, theirs = PGMAX.solve(grid.problem())
+        return peer.solve(problem)
     except Absent as reason:
         print(f"{line}; {reason}")
+        return None
+
+
+def compare_pgmax(name: str, grid: Grid) -> dict[str, float]:
+    """Returns PGMax's times over ours, and the ratio of our forward + backward to our forward pass."""
+    ours = seconds({"forward": grid.marginals, "train": grid.gradient}, turns=20, budget=30)
+    ratios = {"train_vs_forward": ours["train"] / ours["forward"], "forward": ABSENT, "train": ABSENT}
+    size = f"{grid.unary.shape[0]}×{grid.unary.shape[1]}"
+    line = f"BP {size}, {name}: forward {1e3 * ours['forward']:.1f} ms, with backward {1e3 * ours['train']:.1f} ms"
+    if (solved := solve(PGMAX, grid.problem(), line)) is None:
         return ratios
-    apart = float((forward() - torch.from_numpy(answer["marginals"])).abs().max())
-    slope = float((train() - torch.from_numpy(answer["gradient"])).abs().max())
+    answer, theirs = solved
     print(
         f"{line}; PGMax {1e3 * theirs['forward']:.0f} and {1e3 * theirs['train']:.0f} ms; "
-        f"marginals differ by at most {apart:.0e}, gradients by {slope:.0e}"
+        f"marginals differ by at most {max_difference(grid.marginals(), answer['marginals'])}, "
+        f"gradients by {max_difference(grid.gradient(), answer['gradient'])}"
     )
     return ratios | {key: theirs[key] / ours[key] for key in ("forward", "train")}
 
 
-def beside_pgmpy() -> float:
-    """Exact marginals of a 4×4 grid with 4 classes: pgmpy's time over ours."""
+def compare_pgmpy() -> float:
+    """Exact marginals of a 4×4 grid with 4 classes: returns pgmpy's time over ours."""
     grid = Grid.random(4, per_edge=True, num_classes=4)
-    graph = grid_factor_graph(4, 4, 4)
-    tables = [
-        table.unflatten(0, block.shape)
-        for block, table in zip(graph.blocks, (grid.horizontal, grid.vertical), strict=True)
-    ]
-    potentials = graph.potentials(grid.unary.permute(2, 0, 1), tables)
-    ours = seconds({"exact": lambda: Exact().run(graph, potentials).marginals})["exact"]
+    ours = seconds({"exact": lambda: grid.marginals(Exact())})["exact"]
     line = f"exact, 4×4 K=4: {1e3 * ours:.1f} ms"
-    try:
-        answer, theirs = PGMPY.solve(grid.problem())
-    except Absent as reason:
-        print(f"{line}; {reason}")
+    if (solved := solve(PGMPY, grid.problem(), line)) is None:
         return ABSENT
-    apart = Exact().run(graph, potentials).marginals.view(grid.unary.shape) - torch.from_numpy(
-        answer["marginals"]
-    )
-    print(
-        f"{line}; pgmpy {1e3 * theirs['forward']:.0f} ms; marginals differ by at most {float(apart.abs().max()):.0e}"
-    )
+    answer, theirs = solved
+    difference = max_difference(grid.marginals(Exact()), answer["marginals"])
+    print(f"{line}; pgmpy {1e3 * theirs['forward']:.0f} ms; marginals differ by at most {difference}")
     return theirs["forward"] / ours
 
 
 def scene(seed: int) -> tuple[Tensor, Tensor]:
-    """A textured picture (3, H, W) in whole 255ths of 0..1, and noisy log-potentials (K, H, W) of its regions."""
+    """A textured 8-bit image (3, H, W) scaled to 0..1, and noisy log-potentials (K, H, W) of its regions."""
     torch.manual_seed(seed)
     centres = torch.rand(40, 2) * torch.tensor([HEIGHT, WIDTH])
     rows, columns = torch.meshgrid(torch.arange(HEIGHT), torch.arange(WIDTH), indexing="ij")
-    places = torch.stack([rows, columns], -1).float()
-    region = torch.cdist(places.view(-1, 2), centres).argmin(1).view(HEIGHT, WIDTH)
-    light = 0.15 * torch.sin(places[..., 0] / 37)[None] * torch.cos(places[..., 1] / 53)[None]
-    image = (torch.rand(40, 3)[region].permute(2, 0, 1) + light + 0.04 * torch.randn(3, HEIGHT, WIDTH)).clamp(
-        0, 1
-    )
-    truth = torch.nn.functional.one_hot(region % NUM_CLASSES, NUM_CLASSES).permute(2, 0, 1)
-    potentials = torch.log_softmax(2.0 * truth + 1.5 * torch.randn(NUM_CLASSES, HEIGHT, WIDTH), 0)
+    pixels = torch.stack([rows, columns], -1).float()
+    region = torch.cdist(pixels.view(-1, 2), centres).argmin(1).view(HEIGHT, WIDTH)
+    light = 0.15 * torch.sin(pixels[..., 0] / 37)[None] * torch.cos(pixels[..., 1] / 53)[None]
+    colours = torch.rand(40, 3)[region].permute(2, 0, 1)
+    image = (colours + light + 0.04 * torch.randn(3, HEIGHT, WIDTH)).clamp(0, 1)
+    target = torch.nn.functional.one_hot(region % NUM_CLASSES, NUM_CLASSES).permute(2, 0, 1)
+    potentials = torch.log_softmax(2.0 * target + 1.5 * torch.randn(NUM_CLASSES, HEIGHT, WIDTH), 0)
     return (255 * image).round() / 255, potentials
 
 
-def beside_pydensecrf() -> dict[str, float]:
-    """pydensecrf's time over ours, for one image and for each of a batch."""
+def compare_pydensecrf() -> dict[str, float]:
+    """Returns pydensecrf's time over ours, for one image and per image of a batch."""
     pairs = [scene(seed) for seed in range(BATCH)]
     images = torch.stack([image for image, _ in pairs])
     potentials = torch.stack([values for _, values in pairs]).contiguous(memory_format=torch.channels_last)
@@ -166,55 +168,36 @@ def beside_pydensecrf() -> dict[str, float]:
         f"dense CRF, {WIDTH}×{HEIGHT}: one image {1e3 * ours['one']:.0f} ms, in a batch of {BATCH} "
         f"{1e3 * ours['batch']:.0f} ms each (one pass over the beliefs is {traffic:.0f} MB)"
     )
-    near, alike = DEEPLAB
-    assert isinstance(near, Gaussian)
-    assert isinstance(alike, Bilateral)
+    gaussian, bilateral = DEEPLAB
+    assert isinstance(gaussian, Gaussian)
+    assert isinstance(bilateral, Bilateral)
     problem = {
         "unary": potentials[0].contiguous().numpy(),
         "image": np.ascontiguousarray((255 * images[0]).round().byte().permute(1, 2, 0).numpy()),
-        "w_near": np.array(near.weight),
-        "s_near": np.array(near.position),
-        "w_alike": np.array(alike.weight),
-        "s_far": np.array(alike.position),
-        "s_colour": np.array(alike.colour),
+        "w_gaussian": np.array(gaussian.weight),
+        "s_gaussian": np.array(gaussian.position),
+        "w_bilateral": np.array(bilateral.weight),
+        "s_position": np.array(bilateral.position),
+        "s_colour": np.array(bilateral.colour),
         "iterations": np.array(ITERATIONS),
     }
-    try:
-        answer, theirs = PYDENSECRF.solve(problem)
-    except Absent as reason:
-        print(f"{line}; {reason}")
+    if (solved := solve(PYDENSECRF, problem, line)) is None:
         return {"one": ABSENT, "batch": ABSENT}
+    answer, theirs = solved
     same = (run(1)[0].argmax(0) == torch.from_numpy(answer["marginals"]).argmax(0)).float().mean()
-    print(
-        f"{line}; pydensecrf {1e3 * theirs['forward']:.0f} ms; {100 * float(same):.2f}% of the labels agree"
-    )
+    print(f"{line}; pydensecrf {1e3 * theirs['forward']:.0f} ms; {100 * float(same):.2f}% of the labels agree")
     return {key: theirs["forward"] / ours[key] for key in ("one", "batch")}
 
 
-LARGE = """
-import resource, torch
-from messagenet.graph.builders import grid_factor_graph
-from messagenet.inference import BeliefPropagation
-graph = grid_factor_graph(512, 512, 21)
-potentials = graph.potentials(torch.randn(21, 512, 512), [torch.eye(21)] * 2)
-with torch.no_grad():
-    BeliefPropagation(max_iterations=10, tolerance=None).run(graph, potentials).marginals
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
-"""
-
-
-def large_grid() -> float:
-    """Peak memory, in GiB, of a process that runs 10 iterations on a 512×512 grid."""
-    done = subprocess.run([sys.executable, "-c", LARGE], capture_output=True, text=True, check=True)
-    unit = 1 if sys.platform == "darwin" else 1024
-    peak = int(done.stdout) * unit / 2**30
-    print(f"512×512, K={NUM_CLASSES}, 10 iterations: the process peaks at {peak:.2f} GiB")
-    return peak
+def peak_of_large_grid() -> float:
+    """Returns the peak memory, in GiB, of a process that runs belief propagation on a large grid."""
+    Grid(torch.randn(MEMORY_SIDE, MEMORY_SIDE, NUM_CLASSES), *[torch.eye(NUM_CLASSES)] * 2).marginals()
+    return peak_memory()
 
 
 def bandwidth() -> float:
-    """What one core copies, in GB/s read and written."""
-    source = torch.empty(2**26)
+    """Returns the copy bandwidth of one core, in GB/s read and written."""
+    source = torch.empty(COPIED_FLOATS)
     target = torch.empty_like(source)
     best = seconds({"copy": lambda: target.copy_(source)}, turns=5)["copy"]
     return 2 * source.nbytes / best / 1e9
@@ -222,13 +205,15 @@ def bandwidth() -> float:
 
 def main() -> None:
     torch.set_num_threads(1)
-    print(machine())
+    start(__doc__)
     print(f"one core copies {bandwidth():.1f} GB/s")
-    bp64 = beside_pgmax("BP 64×64, one table", Grid.random(64, per_edge=False))
-    bp128 = beside_pgmax("BP 128×128, one table", Grid.random(128, per_edge=False))
-    edges = beside_pgmax("BP 64×64, a table per edge", Grid.random(64, per_edge=True))
-    exact = beside_pgmpy()
-    dense = beside_pydensecrf()
+    bp64 = compare_pgmax("one table", Grid.random(SIDE, per_edge=False))
+    bp128 = compare_pgmax("one table", Grid.random(LARGE_SIDE, per_edge=False))
+    edges = compare_pgmax("a table per edge", Grid.random(SIDE, per_edge=True))
+    exact = compare_pgmpy()
+    dense = compare_pydensecrf()
+    peak = isolated(peak_of_large_grid)
+    print(f"BP {MEMORY_SIDE}×{MEMORY_SIDE}, one table: the process peaks at {peak:.2f} GiB")
     finish(
         bp64_vs_pgmax=bp64["forward"],
         bp128_vs_pgmax=bp128["forward"],
@@ -239,7 +224,7 @@ def main() -> None:
         exact_vs_pgmpy=exact,
         densecrf_vs_pydensecrf=dense["one"],
         densecrf_batch_vs_pydensecrf=dense["batch"],
-        bp512_peak_gib=large_grid(),
+        bp512_peak_gib=peak,
     )
 
 

@@ -1,8 +1,7 @@
-"""Peers to measure against, each in a virtual environment of its own, installed from the package index on first use.
+"""Libraries to compare with, each in its own virtual environment, installed from the package index on first use.
 
-A peer runs in its own process because it needs other versions of other libraries than we do. It reads the problem
-from an npz file, solves it on one core, and writes its answer and its times: so that answers are compared as well,
-and a fast wrong one is noticed.
+A peer runs in its own process because it needs other versions of our dependencies. It reads the problem from an npz
+file, solves it on one core, and writes its answer and its times, so that answers are compared as well as times.
 """
 
 from __future__ import annotations
@@ -19,6 +18,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from common import QUICK
+
 Arrays = dict[str, npt.NDArray[Any]]
 HOME = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "messagenet-benchmarks"
 SCRIPTS = Path(__file__).parent / "peers"
@@ -34,31 +35,33 @@ class Peer:
     """A library to compare with.
 
     Attributes:
-        name: How the tables call it; its script is run_NAME.py.
-        requirements: What to install.
+        name: Its name in the tables; its script is peers/run_NAME.py.
+        requirements: Packages to install.
     """
 
     name: str
     requirements: tuple[str, ...]
 
     def solve(self, problem: Arrays) -> tuple[Arrays, dict[str, float]]:
-        """The peer's answer and its times in seconds; raises `Absent` where it cannot be had."""
+        """Returns the peer's answer and its times in seconds; raises `Absent` if it does not install or run."""
         python = self._python()
         with tempfile.TemporaryDirectory() as folder:
-            given, answer = Path(folder) / "problem.npz", Path(folder) / "answer.npz"
-            np.savez(given, **problem)  # type: ignore[arg-type]
+            problem_file, answer_file = Path(folder) / "problem.npz", Path(folder) / "answer.npz"
+            np.savez(problem_file, **problem)  # type: ignore[arg-type]
             done = subprocess.run(
-                [python, SCRIPTS / f"run_{self.name}.py", given, answer],
+                [python, SCRIPTS / f"run_{self.name}.py", problem_file, answer_file],
                 env={**os.environ, **ONE_THREAD},
                 capture_output=True,
                 text=True,
             )
             if done.returncode:
                 raise Absent(f"{self.name} fails here: {_last_line(done.stderr)}")
-            with np.load(answer) as found:
-                return dict(found), json.loads(done.stdout.splitlines()[-1])
+            with np.load(answer_file) as answer:
+                return dict(answer), json.loads(done.stdout.splitlines()[-1])
 
     def _python(self) -> Path:
+        if QUICK:
+            raise Absent(f"{self.name} is absent in the quick form")
         folder = HOME / self.name
         python, ready = folder / "bin" / "python", folder / "ready"
         if not ready.is_file():
@@ -75,7 +78,7 @@ class Peer:
 
 
 class Absent(Exception):
-    """A peer that does not install or does not run, and why."""
+    """The peer does not install or does not run; the text says why."""
 
 
 def _last_line(text: str) -> str:

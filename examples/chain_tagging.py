@@ -1,41 +1,48 @@
 """Tagging sequences with learned messages, against the exact CRF (forward-backward) on the same features.
 
-The sequences come from a hidden Markov model, for which the CRF has the right form. It needs log Z at every step of
-training; messages are trained by plain classification and never compute it.
+The sequences come from a hidden Markov model, so the CRF has the right form. It needs log Z at every training step;
+messages are trained by plain classification and never compute it.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
-from messagenet.graph.builders import chain_graph
-from messagenet.graph.typed import TypedGraph, batch_graphs
-from messagenet.inference import BeliefPropagation
-from messagenet.message_passing import GraphMessagePassing
-from messagenet.training.graphs import Fit, GraphExample, minimise, train_through_iterations
+from messagenet import (
+    BeliefPropagation,
+    FitOptions,
+    GraphExample,
+    GraphMessagePassing,
+    TypedGraph,
+    batch_graphs,
+    chain_graph,
+    minimise,
+    train_through_iterations,
+)
 
 TAGS, LENGTH = 4, 10
 Sequences = tuple[Tensor, Tensor]  # symbols and tags, (count, length)
 
 
 def sequences(count: int, seed: int) -> Sequences:
-    """Tags tend to follow one another in a ring; the symbols shown are often wrong."""
+    """Tags tend to follow one another in a ring; each emits a symbol, which is often wrong."""
     generator = torch.Generator().manual_seed(seed)
     follow = 0.75 * torch.eye(TAGS).roll(1, 1) + 0.15 * torch.eye(TAGS) + 0.1 / TAGS
     tags = [torch.randint(TAGS, (count,), generator=generator)]
     for _ in range(LENGTH - 1):
         tags.append(torch.multinomial(follow[tags[-1]], 1, generator=generator)[:, 0])
-    truth = torch.stack(tags, 1)
-    emit = 0.5 * torch.eye(TAGS)[truth.flatten()] + 0.5 / TAGS
-    return torch.multinomial(emit, 1, generator=generator).reshape(truth.shape), truth
+    target = torch.stack(tags, 1)
+    emit = 0.5 * torch.eye(TAGS)[target.flatten()] + 0.5 / TAGS
+    return torch.multinomial(emit, 1, generator=generator).reshape(target.shape), target
 
 
 def exact_crf(train: Sequences, symbols: Tensor, steps: int) -> Tensor:
-    """Tags by maximum likelihood; on a chain, belief propagation is the forward-backward algorithm."""
+    """Tags from maximum-likelihood training; on a chain, belief propagation is the forward-backward algorithm."""
     graph, engine = chain_graph([TAGS] * LENGTH), BeliefPropagation(max_iterations=LENGTH, tolerance=None)
     emission, transition = (nn.Parameter(torch.zeros(TAGS, TAGS)) for _ in range(2))
 
@@ -43,29 +50,32 @@ def exact_crf(train: Sequences, symbols: Tensor, steps: int) -> Tensor:
         potentials = [emission[train[0]], transition[None]]
         return (engine.run(graph, potentials).log_z - graph.score(potentials, train[1])).mean()
 
-    minimise([emission, transition], [loss], Fit(epochs=steps, learning_rate=0.1))
+    minimise([emission, transition], [loss], FitOptions(epochs=steps, learning_rate=0.1))
     return engine.run(graph, [emission[symbols], transition[None]]).marginals.argmax(-1)
 
 
 def learned_messages(train: Sequences, symbols: Tensor, epochs: int) -> Tensor:
-    """Tags by as many iterations as a sequence is long."""
+    """Tags from learned messages, with as many iterations as a sequence is long."""
     chain = TypedGraph.build(LENGTH, {"next": [[i, i + 1] for i in range(LENGTH - 1)]})
     head = GraphMessagePassing(TAGS, TAGS, {"next": 2}, hidden=32, iterations=LENGTH, initial="unary")
     examples = [
-        GraphExample(batch_graphs([chain] * len(seen)), one_hot(seen.flatten(), TAGS).float(), tags.flatten())
-        for seen, tags in zip(*(part.split(100) for part in train), strict=True)
+        GraphExample(batch_graphs([chain] * len(some)), one_hot(some.flatten(), TAGS).float(), tags.flatten())
+        for some, tags in zip(*(part.split(100) for part in train), strict=True)
     ]
-    train_through_iterations(head, examples, Fit(epochs, learning_rate=1e-2, weight_decay=0.1))
-    passed = head.run(one_hot(symbols.flatten(), TAGS).float(), batch_graphs([chain] * len(symbols)))
-    return passed.logits.argmax(1).reshape(symbols.shape)
+    train_through_iterations(head, examples, FitOptions(epochs, learning_rate=1e-2, weight_decay=0.1))
+    result = head.run(one_hot(symbols.flatten(), TAGS).float(), batch_graphs([chain] * len(symbols)))
+    return result.logits.argmax(1).reshape(symbols.shape)
 
 
 def main(arguments: list[str] | None = None) -> dict[str, float]:
-    """Prints the accuracy of each way on unseen sequences."""
+    """Prints the accuracy of each method on unseen sequences."""
     parser = argparse.ArgumentParser(description=__doc__)
     for name, default in (("count", 2000), ("epochs", 20), ("seed", 0)):
         parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--quick", action="store_true", help="tiny sizes: checks that the example runs")
     options = parser.parse_args(arguments)
+    if options.quick:
+        options.count, options.epochs = 100, 1
     torch.manual_seed(options.seed)
     train, (symbols, tags) = sequences(options.count, options.seed), sequences(2000, 1000 + options.seed)
     guesses = {"symbol alone": symbols, "exact CRF": exact_crf(train, symbols, 5 * options.epochs)}
@@ -76,4 +86,4 @@ def main(arguments: list[str] | None = None) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    main()
+    print(json.dumps(main()))

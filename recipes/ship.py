@@ -1,14 +1,19 @@
-"""Puts a trained model into the box: half precision, and colours that every common form of colour vision keeps apart.
+"""Writes a trained model as a bundled one: half precision, and colours that are distinct for colour-blind readers.
 
-python recipes/ship.py runs/animals/blended src/messagenet/bundled/voc-animals
+    python recipes/ship.py runs/animals/blended src/messagenet/bundled/voc-animals
+
+With --quick alone, writes the bundled model into a temporary folder.
 """
 
 from __future__ import annotations
 
+import json
 import sys
+import tempfile
+from dataclasses import replace
 
 from messagenet.data import Classes
-from messagenet.models import SegmentationNet
+from messagenet.models import SegmentationModel
 
 OKABE_ITO = {
     "background": (0, 0, 0),
@@ -22,16 +27,24 @@ OKABE_ITO = {
 
 
 LONGEST_SIDE = 384
-"""Pixels, as the photographs have that it has learned from."""
+"""Working size in pixels: that of the training photos."""
 
 
 def main(run: str, folder: str) -> None:
-    """Reads the model of a run and writes it where the package looks for it."""
-    net = SegmentationNet.from_pretrained(run)
-    net.classes = Classes(net.classes.names, tuple(OKABE_ITO[name] for name in net.classes.names))
-    net.longest_side = LONGEST_SIDE
-    print(net.save(folder, half=True))
+    """Reads the model of a run and writes it into the package's folder of models."""
+    model = SegmentationModel.from_pretrained(run)
+    names = model.classes.names
+    classes = Classes(names, tuple(OKABE_ITO[name] for name in names))
+    model.input = replace(model.input, classes=classes, longest_side=LONGEST_SIDE)
+    saved = model.save(folder, half=True)
+    print(saved)
+    megabytes = sum(file.stat().st_size for file in saved.iterdir()) / 1e6
+    print(json.dumps({"classes": len(names), "megabytes": round(megabytes, 3)}))
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    if sys.argv[1:] == ["--quick"]:
+        with tempfile.TemporaryDirectory() as folder:
+            main("voc-animals", f"{folder}/bundled")
+    else:
+        main(*sys.argv[1:])

@@ -21,10 +21,10 @@ def save_mask() -> SaveMask:
     def save(path: Path, ids: object, mode: str = "P") -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         array = np.asarray(ids, np.uint16 if mode == "I;16" else np.uint8)
-        picture = Image.fromarray(array)
+        image = Image.fromarray(array)
         if mode == "P":
-            picture.putpalette(VOC_CLASSES.palette())
-        picture.save(path)
+            image.putpalette(VOC_CLASSES.palette())
+        image.save(path)
         return path
 
     return save
@@ -32,11 +32,9 @@ def save_mask() -> SaveMask:
 
 @pytest.fixture
 def save_image() -> Callable[..., Path]:
-    """Writes a flat colour picture and returns the path."""
+    """Writes a flat colour image and returns the path."""
 
-    def save(
-        path: Path, size: tuple[int, int] = (6, 4), colour: tuple[int, int, int] = (90, 120, 30)
-    ) -> Path:
+    def save(path: Path, size: tuple[int, int] = (6, 4), colour: tuple[int, int, int] = (90, 120, 30)) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.new("RGB", size, colour).save(path)
         return path
@@ -49,9 +47,9 @@ def folder(tmp_path: Path, save_image: Callable[..., Path], save_mask: SaveMask)
     """Ten images of 6x4 pixels with masks of classes 0..2 and void, and a class list."""
     root = tmp_path / "data"
     ids = np.array([[0, 0, 1, 1, 2, 2]] * 3 + [[255] * 6])
-    for number in range(10):
-        save_image(root / "images" / f"{number}.jpg")
-        save_mask(root / "masks" / f"{number}.png", np.roll(ids, number, axis=1))
+    for index in range(10):
+        save_image(root / "images" / f"{index}.jpg")
+        save_mask(root / "masks" / f"{index}.png", np.roll(ids, index, axis=1))
     (root / "classes.txt").write_text("background\nroad\nsky\n")
     return root
 
@@ -83,7 +81,5 @@ def sbd(tmp_path: Path, save_image: Callable[..., Path]) -> Path:
         for name in names:
             save_image(root / "img" / f"{name}.jpg")
             ids = np.full((4, 6), 8, np.uint8)
-            scipy_io.savemat(
-                root / "cls" / f"{name}.mat", {"GTcls": {"Segmentation": ids, "Boundaries": ids}}
-            )
+            scipy_io.savemat(root / "cls" / f"{name}.mat", {"GTcls": {"Segmentation": ids, "Boundaries": ids}})
     return root

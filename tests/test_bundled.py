@@ -1,4 +1,4 @@
-"""The model in the box: small, complete, found by name, used unless told otherwise, and good at what it is for."""
+"""The bundled model: small, complete, found by name, used by default, and good at what it is for."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from PIL import Image
 
 import messagenet
 from command import run
-from messagenet.bundled import DEFAULT, SHIPPED, model_folder, photographs
+from messagenet.bundled import BUNDLED, DEFAULT, model_folder, photographs
 from messagenet.data import Subset, open_data, read_mask
 from messagenet.errors import InputError
-from messagenet.models import MessageNet, SegmentationNet
+from messagenet.models import MessageNet, SegmentationModel
 from messagenet.prediction import Predictor, score
 
 ANIMALS = ("background", "cat", "cow", "dog", "horse", "person", "sheep")
@@ -45,7 +45,7 @@ print(MessageNet.from_pretrained().classes.names[1])
 
 
 def test_it_is_small_and_has_a_card():
-    folder = SHIPPED / DEFAULT
+    folder = BUNDLED / DEFAULT
     assert (folder / "model.safetensors").stat().st_size <= 15_000_000
     assert json.loads((folder / "config.json").read_text())["stored"] == "fp16"
     _, *parts = (folder / "README.md").read_text().split("\n## ")
@@ -60,9 +60,9 @@ def test_it_needs_core_packages_alone():
     assert done.stdout.strip() == "cat", done.stderr
 
 
-def test_it_is_what_from_pretrained_reads_unless_told(tmp_path, monkeypatch):
+def test_it_is_what_from_pretrained_reads_by_default(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    default, named = MessageNet.from_pretrained(), SegmentationNet.from_pretrained(DEFAULT)
+    default, named = MessageNet.from_pretrained(), SegmentationModel.from_pretrained(DEFAULT)
     assert default.classes.names == ANIMALS
     assert not default.training
     assert {values.dtype for values in default.state_dict().values()} <= {torch.float32, torch.int64}
@@ -74,20 +74,20 @@ def test_a_folder_of_its_name_comes_first(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     MessageNet("tiny", 3, hidden=8).save(tmp_path / DEFAULT)
     assert model_folder(DEFAULT) == Path(DEFAULT)
-    assert model_folder() == SHIPPED / DEFAULT
-    assert SegmentationNet.from_pretrained(DEFAULT).classes.num_classes == 3
-    assert SegmentationNet.from_pretrained().classes.names == ANIMALS
+    assert model_folder() == BUNDLED / DEFAULT
+    assert SegmentationModel.from_pretrained(DEFAULT).classes.num_classes == 3
+    assert SegmentationModel.from_pretrained().classes.names == ANIMALS
 
 
 def test_a_data_set_of_its_name_does_not_hide_it(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / DEFAULT / "images").mkdir(parents=True)
-    assert model_folder(DEFAULT) == SHIPPED / DEFAULT
+    assert model_folder(DEFAULT) == BUNDLED / DEFAULT
 
 
 def test_a_wrong_name_is_told_the_right_one():
-    with pytest.raises(InputError, match="name of a model in the box \\(voc-animals\\)"):
-        SegmentationNet.from_pretrained("voc-animal")
+    with pytest.raises(InputError, match="name of a bundled model \\(voc-animals\\)"):
+        SegmentationModel.from_pretrained("voc-animal")
 
 
 @pytest.mark.skipif(not photographs(), reason="needs scikit-image's photographs")
@@ -95,10 +95,10 @@ def test_predict_without_a_model_finds_the_cat_and_the_astronaut(tmp_path, capsy
     report = tmp_path / "page.html"
     kinds = ["--save", "mask,entropy,overlay", "--report", report]
     assert run("predict", *photographs(), "--out", tmp_path / "p", *kinds) == 0
-    for photo, animal, least in (("chelsea", "cat", 0.5), ("astronaut", "person", 0.25)):
+    for photo, animal, min_share in (("chelsea", "cat", 0.5), ("astronaut", "person", 0.25)):
         labels = read_mask(tmp_path / "p" / f"{photo}.png")
         counts = np.bincount(labels.ravel(), minlength=7) / labels.size
-        assert counts[ANIMALS.index(animal)] > least
+        assert counts[ANIMALS.index(animal)] > min_share
         others = [share for k, share in enumerate(counts) if k not in (0, ANIMALS.index(animal))]
         assert max(others) < 0.05
     page = report.read_text()
@@ -107,19 +107,20 @@ def test_predict_without_a_model_finds_the_cat_and_the_astronaut(tmp_path, capsy
     assert "page.html" in capsys.readouterr().out
 
 
-def test_a_report_needs_masks(tmp_path, capsys):
+@pytest.mark.parametrize("save", ["overlay", "entropy", "probs,voc"])
+def test_a_report_needs_no_masks_on_disk(tmp_path, save):
     Image.new("RGB", (40, 30)).save(tmp_path / "a.png")
-    arguments = ["--out", tmp_path / "p", "--save", "overlay", "--report", tmp_path / "page.html"]
-    assert run("predict", tmp_path / "a.png", *arguments) == 2
-    assert "save them too: mask,overlay" in capsys.readouterr().err
-    assert not (tmp_path / "p").exists()
+    page = tmp_path / "page.html"
+    assert run("predict", tmp_path / "a.png", "--out", tmp_path / "p", "--save", save, "--report", page) == 0
+    assert page.read_text().count("<img") == 2 + (save == "entropy")
+    assert len([path for path in (tmp_path / "p").rglob("*") if path.is_file()]) == len(save.split(","))
 
 
 def test_a_report_that_cannot_be_is_refused_before_anything_is_predicted(tmp_path, capsys):
     Image.new("RGB", (40, 30)).save(tmp_path / "a.png")
     assert run("predict", tmp_path / "a.png", "--out", tmp_path / "p", "--report", tmp_path) == 2
     assert "which is a folder" in capsys.readouterr().err
-    (tmp_path / "b.png").write_text("no picture")
+    (tmp_path / "b.png").write_text("no image")
     report = tmp_path / "page.html"
     assert run("predict", tmp_path / "b.png", "--out", tmp_path / "p", "--report", report) == 2
     assert not report.exists()
@@ -128,10 +129,10 @@ def test_a_report_that_cannot_be_is_refused_before_anything_is_predicted(tmp_pat
 
 def test_files_by_what_they_are(tmp_path):
     Image.new("RGB", (40, 30)).save(tmp_path / "a.png")
-    kinds = ["voc", "probs", "mask", "entropy", "overlay"]
-    predicted = messagenet.predict(tmp_path / "a.png", out=tmp_path / "p", save=kinds)
-    files = predicted.by_kind(str(tmp_path / "a.png"))
-    endings = {kind: "".join(path.suffixes) for kind, path in files.items()}
+    outputs = ["voc", "probs", "mask", "entropy", "overlay"]
+    predicted = messagenet.predict(tmp_path / "a.png", out=tmp_path / "p", save=outputs)
+    files = predicted.by_output(str(tmp_path / "a.png"))
+    endings = {output: "".join(path.suffixes) for output, path in files.items()}
     assert endings == {
         "mask": ".png",
         "overlay": ".overlay.png",
@@ -141,7 +142,7 @@ def test_files_by_what_they_are(tmp_path):
     }
     assert "comp6_test_cls" in str(files["voc"])
     with pytest.raises(InputError, match="was not predicted"):
-        predicted.by_kind("other.png")
+        predicted.by_output("other.png")
 
 
 def test_predict_and_evaluate_from_python_without_a_model(tmp_path):
@@ -149,8 +150,8 @@ def test_predict_and_evaluate_from_python_without_a_model(tmp_path):
     root = tmp_path / "data"
     for part, content in (("images", rng.integers(0, 255, (2, 40, 56, 3))), ("masks", np.zeros((2, 40, 56)))):
         (root / part).mkdir(parents=True)
-        for number, values in enumerate(content.astype(np.uint8)):
-            Image.fromarray(values).save(root / part / f"{number}.png")
+        for index, values in enumerate(content.astype(np.uint8)):
+            Image.fromarray(values).save(root / part / f"{index}.png")
     (root / "classes.txt").write_text("\n".join(ANIMALS))
     predicted = messagenet.predict(root / "images", out=tmp_path / "p")
     assert len(predicted.files) == 4
@@ -163,4 +164,4 @@ def test_predict_and_evaluate_from_python_without_a_model(tmp_path):
 def test_it_segments_images_that_it_has_never_seen():
     val = open_data(f"voc:{VAL}", "val", keep=ANIMALS)
     some = Subset(val, range(0, len(val), 10))
-    assert (score(Predictor(MessageNet.from_pretrained()), some).mean_iou or 0) > 0.75
+    assert (score(Predictor(), some).mean_iou or 0) > 0.75

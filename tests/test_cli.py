@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import json
 import subprocess
 import sys
@@ -14,10 +16,12 @@ import torch
 from PIL import Image
 
 from command import run
-from messagenet.data import SCENE_CLASSES, SyntheticScenes
-from messagenet.message_passing import grid as field
-from messagenet.models import MessageNet, UnaryNet
-from messagenet.prediction import Predictor
+from messagenet import api
+from messagenet.cli import models
+from messagenet.data import SCENE_CLASSES, SyntheticScenes, read_mask
+from messagenet.message_passing import grid
+from messagenet.models import MessageNet, SegmentationModel, UnaryNet
+from messagenet.prediction import PredictOptions, Predictor
 
 
 @pytest.fixture
@@ -47,7 +51,7 @@ def street(tmp_path):
 
 def test_train_predict_evaluate_on_a_folder(street, tmp_path, capsys):
     out = tmp_path / "run"
-    tiny = ["--preset", "tiny", "--set", "run.workers=0", "--set", "model.hidden=8"]
+    tiny = ["--preset", "tiny", "--set", "run.workers=0", "--set", "model.head.hidden=8"]
     assert run("train", "--data", f"folder:{street}", "--out", out, *tiny, "--epochs", 2) == 0
     assert (out / "best" / "model.safetensors").is_file()
     assert (out / "config.yaml").is_file()
@@ -62,7 +66,7 @@ def test_train_predict_evaluate_on_a_folder(street, tmp_path, capsys):
     assert "Mean IoU" in capsys.readouterr().out
 
 
-def test_data_check_counts_and_fails_on_problems(street, tmp_path, capsys):
+def test_data_check_counts_and_fails_on_issues(street, tmp_path, capsys):
     assert run("data", "check", f"folder:{street}", "--sheet", tmp_path / "sheet.png") == 0
     assert (tmp_path / "sheet.png").is_file()
     (street / "masks" / "2.png").unlink()
@@ -81,7 +85,7 @@ def test_data_check_counts_and_fails_on_problems(street, tmp_path, capsys):
 
 def test_a_run_that_is_complete_says_so(tmp_path, capsys, monkeypatch):
     out = tmp_path / "run"
-    small = ["--set", "run.workers=0", "--set", "model.hidden=8", "--set", "run.steps=1"]
+    small = ["--set", "run.workers=0", "--set", "model.head.hidden=8", "--set", "run.steps=1"]
     assert run("train", "--data", "synthetic:8", "--out", out, *small) == 0
     assert "messagenet predict IMAGES" in capsys.readouterr().out
     assert run("train", "--out", out, "--resume") == 0
@@ -100,7 +104,7 @@ def test_void_values_of_the_training_are_those_of_the_evaluation(street, tmp_pat
         mask[:3] = 11
         Image.fromarray(mask).save(street / "masks" / f"{i}.png")
     data = ["--data", f"folder:{street}"]
-    tiny = ["--preset", "tiny", "--set", "run.workers=0", "--set", "model.hidden=8", "--epochs", 1]
+    tiny = ["--preset", "tiny", "--set", "run.workers=0", "--set", "model.head.hidden=8", "--epochs", 1]
     assert run("train", *data, "--void", 11, "--out", tmp_path / "run", *tiny) == 0
     assert run("evaluate", *data, "--model", tmp_path / "run" / "best") == 0
     assert run("evaluate", *data, "--model", tmp_path / "run" / "best", "--void", 12) == 2
@@ -129,9 +133,7 @@ def test_predict_goes_on_after_a_bad_file_and_names_it(model, tmp_path, capsys):
     assert "error: 2 of 4 images could not be predicted:" in text.err
     assert "1.png is damaged" in text.err
     assert "odd[red].jpg is not an image" in text.err
-    assert {file.name for file in out.iterdir()} == {
-        f"{i}{end}.png" for i in (0, 2) for end in ("", ".overlay")
-    }
+    assert {file.name for file in out.iterdir()} == {f"{i}{end}.png" for i in (0, 2) for end in ("", ".overlay")}
     assert run("predict", photos / "0.png", "--model", model, "--out", out, "--workers", 2) == 2
     assert "--ray" in capsys.readouterr().err
 
@@ -166,7 +168,7 @@ def damaged(street: Path, kind: str) -> None:
 def test_bad_data_is_one_line_and_exit_code_2(street, tmp_path, capsys, kind, words):
     damaged(street, kind)
     out = tmp_path / "run"
-    tiny = ["--preset", "tiny", "--set", "run.workers=0", "--set", "model.hidden=8"]
+    tiny = ["--preset", "tiny", "--set", "run.workers=0", "--set", "model.head.hidden=8"]
     assert run("train", "--data", f"folder:{street}", "--out", out, *tiny) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: ")
@@ -181,11 +183,8 @@ def test_bad_data_is_one_line_and_exit_code_2(street, tmp_path, capsys, kind, wo
         (["train", "--data", "folder:/nowhere"], "/nowhere"),
         (["train", "--data", "synthetic:8", "--set", "run.epoch=3"], 'did you mean "run.epochs"'),
         (["train", "--data", "synthetic:8", "--preset", "tinny"], 'did you mean "tiny"'),
-        (["train", "--data", "synthetic:8", "--set", "model.relations=[surrounding:0.01]"], "surrounding"),
-        (
-            ["train", "--data", "synthetic:8", "--set", "model.relations=[{name: a, offsets: []}]"],
-            "at least one",
-        ),
+        (["train", "--data", "synthetic:8", "--set", "model.head.relations=[surrounding:0.01]"], "surrounding"),
+        (["train", "--data", "synthetic:8", "--set", "model.head.relations=[{name: a, offsets: []}]"], "at least one"),
         (["train", "--data", "synthetic:8", "--resume"], "no run to resume"),
         (["predict", "x.jpg", "--model", "nowhere"], "config.json"),
         (["evaluate", "--model", "nowhere"], "config.json"),
@@ -211,8 +210,8 @@ def test_predict_refuses_what_is_no_image_and_writes_nothing(model, tmp_path, ca
     assert not (tmp_path / "out").exists()
 
 
-def test_a_tiny_picture_is_predicted_with_a_note(model, tmp_path, capsys):
-    field._warn_empty.cache_clear()  # told once in a process
+def test_a_tiny_image_is_predicted_with_a_note(model, tmp_path, capsys):
+    grid._warn_empty.cache_clear()  # shown once in a process
     Image.new("RGB", (3, 3)).save(tmp_path / "dot.png")
     assert run("predict", tmp_path / "dot.png", "--model", model, "--out", tmp_path / "out") == 0
     said = capsys.readouterr().err
@@ -226,10 +225,10 @@ def test_only_notes_are_shortened(model, tmp_path, monkeypatch, capsys):
         return np.zeros(image.shape[:2], np.uint8)
 
     monkeypatch.setattr(Predictor, "labels", odd)
-    picture = tmp_path / "a.png"
-    Image.new("RGB", (64, 64)).save(picture)
+    image = tmp_path / "a.png"
+    Image.new("RGB", (64, 64)).save(image)
     with pytest.warns(UserWarning, match="odd"):
-        run("predict", picture, "--model", model, "--out", tmp_path / "out", "--save", "mask")
+        run("predict", image, "--model", model, "--out", tmp_path / "out", "--save", "mask")
     assert "note:" not in capsys.readouterr().err
 
 
@@ -249,7 +248,7 @@ def test_a_bad_file_met_by_a_worker_is_one_line_and_the_run_can_be_repeated(stre
     mask = Image.open(street / "masks" / "0.png").copy()
     for i in range(6):
         Image.fromarray(np.full((24, 32), 9, np.uint8)).save(street / "masks" / f"{i}.png")
-    tiny = ["--preset", "tiny", "--set", "run.workers=1", "--set", "model.hidden=8", "--epochs", 1]
+    tiny = ["--preset", "tiny", "--set", "run.workers=1", "--set", "model.head.hidden=8", "--epochs", 1]
     arguments = ["train", "--data", f"folder:{street}", "--out", tmp_path / "run", *tiny]
     assert run(*arguments) == 2
     assert capsys.readouterr().err.count("\n") == 1
@@ -261,7 +260,7 @@ def test_a_bad_file_met_by_a_worker_is_one_line_and_the_run_can_be_repeated(stre
 def test_settings_are_explained_before_training(capsys):
     assert run("settings", "fast") == 0
     text = capsys.readouterr().out
-    assert "# How often to go through the training images." in text
+    assert "# Passes over the training images." in text
     assert "efficientnet_lite0" in text
 
 
@@ -275,10 +274,7 @@ def test_evaluate_compares_models(model, tmp_path, capsys):
 
 def test_help_teaches_and_starts_fast():
     done = subprocess.run(
-        [sys.executable, "-X", "importtime", "-m", "messagenet", "--help"],
-        capture_output=True,
-        text=True,
-        check=True,
+        [sys.executable, "-X", "importtime", "-m", "messagenet", "--help"], capture_output=True, text=True, check=True
     )
     for verb in ("train", "predict", "evaluate", "demo", "data"):
         assert verb in done.stdout
@@ -293,7 +289,109 @@ def test_damaged_models_are_refused_by_name(model, tmp_path, capsys):
     assert run("predict", image, "--model", model) == 2
     assert "extra" in capsys.readouterr().err
     (model / "config.json").write_text(
-        json.dumps({**config, "settings": {**config["settings"], "hidden": 9}})
+        json.dumps({**config, "model": {**config["model"], "head": {**config["model"]["head"], "hidden": 9}}})
     )
     assert run("predict", image, "--model", model) == 2
     assert "shape" in capsys.readouterr().err
+
+
+def test_predict_does_not_read_what_it_has_written(model, tmp_path, monkeypatch):
+    """Shares and the page come from the labels in memory."""
+    photos, out = tmp_path / "photos", tmp_path / "out"
+    photos.mkdir()
+    Image.fromarray(SyntheticScenes(1)[0].image).save(photos / "a.png")
+    opened: list[Path] = []
+    plain_open = Image.open
+
+    def spy(source, *arguments, **options):
+        if isinstance(source, str | Path):
+            opened.append(Path(source))
+        return plain_open(source, *arguments, **options)
+
+    def refuse(path, *_, **__):
+        raise AssertionError(f"{path} is read back")
+
+    monkeypatch.setattr(Image, "open", spy)
+    for module in ("messagenet.data.images", "messagenet.data", "messagenet.data.pairs"):
+        monkeypatch.setattr(f"{module}.read_mask", refuse, raising=False)
+    everything = ["--save", "mask,overlay,entropy,probs,voc", "--report", tmp_path / "page.html"]
+    assert run("predict", photos, "--model", model, "--out", out, *everything) == 0
+    assert len([path for path in out.rglob("*") if path.is_file()]) == 5
+    assert {path.resolve() for path in opened} <= {(photos / "a.png").resolve()}
+
+
+def test_predict_and_evaluate_take_the_same_options_of_prediction():
+    shared = ("flip", "scales", "tile", "longest_side")
+    for first, second in ((models.predict, models.evaluate), (api.predict, api.evaluate_models)):
+        ours, theirs = (inspect.signature(each).parameters for each in (first, second))
+        assert [str(ours[name]) for name in shared] == [str(theirs[name]) for name in shared]
+    known = {field.name for field in dataclasses.fields(PredictOptions)}
+    assert known - {"overlap", "refine"} == set(shared), "an option of prediction is missing on the command line"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options"),
+    [
+        ([], {}),
+        (["--tile", 64], {"tile": 64}),
+        (["--longest-side", 40], {"longest_side": 40}),
+        (["--scales", "0.5,1", "--flip"], {"scales": (0.5, 1.0), "flip": True}),
+    ],
+)
+def test_evaluate_scores_what_predict_writes(model, tmp_path, arguments, options):
+    data = SyntheticScenes(2, split="val")
+    predictor = Predictor(SegmentationModel.from_pretrained(model), PredictOptions(**options))
+    confusion = np.zeros((9, 9), int)
+    for index in range(len(data)):
+        image, mask = data[index].image, data[index].mask
+        Image.fromarray(image).save(tmp_path / "a.png")
+        assert run("predict", tmp_path / "a.png", "--model", model, "--out", tmp_path / "p", *arguments) == 0
+        labels = read_mask(tmp_path / "p" / "a.png")
+        np.testing.assert_array_equal(labels, predictor.labels(image))
+        np.add.at(confusion, (mask[mask != 255], labels[mask != 255]), 1)
+    scores = tmp_path / "scores.json"
+    assert run("evaluate", "--model", model, "--data", "synthetic:2", "--json", scores, *arguments) == 0
+    assert json.loads(scores.read_text())["model"]["confusion"] == confusion.tolist()
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("run.steps=many", "run.steps is 'many'; give a whole number"),
+        ("model.head.hiden=8", 'did you mean "hidden"'),
+        ("model.head.kind=mesage", 'did you mean "message"'),
+        ("model.head.hidden=0", "model.head: hidden is 0; give a whole number, at least 1"),
+        ("model.head=[1]", "give a kind, or settings"),
+        ("model.backbone.kind=timy", 'did you mean "tiny"'),
+        ("model.backbone.width=-1", "width"),
+        ("model.neck={filters: -1}", "filters"),
+        ("model.neck={fliters: 1}", 'did you mean "filters"'),
+        ("model.hidden=8", "model.h"),
+        ("loss.kind=likelihod", 'did you mean "likelihood"'),
+        ("loss.kind=piecewise", "set model.head.kind=crf"),
+        ("loss.label_smoothing=2", "label_smoothing is 2"),
+        ("run.method=daggre", 'did you mean "dagger"'),
+        ("optimiser.name=adam", 'did you mean "adamw"'),
+        ("run.cache_features=true", "freeze_backbone"),
+        ("data.keep=[nowhere]", "nowhere"),
+        ("steps=3", 'did you mean "run.steps"'),
+        ("run.steps", "sets nothing"),
+        ("run.steps=[", "not YAML"),
+    ],
+)
+def test_a_refused_setting_is_one_line_and_exit_code_2(setting, words, tmp_path, capsys):
+    out = tmp_path / "run"
+    assert run("train", "--data", "synthetic:8", "--out", out, "--set", setting) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert error.count("\n") == 1
+    assert words in error
+    assert not (out / "last").exists()
+
+
+def test_a_setting_that_the_system_does_not_use_is_refused(tmp_path, capsys):
+    arguments = ["train", "--data", "synthetic:8", "--out", tmp_path / "run", "--system", "unary"]
+    assert run(*arguments, "--set", "model.head.iterations=2") == 2
+    assert 'no setting "model.head.iterations" for unary' in capsys.readouterr().err
+    assert run(*arguments[:-1], "unaryy") == 2
+    assert 'there is no system "unaryy"; did you mean "unary"' in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""LiteRT (TensorFlow Lite): a quantised segmentation network on one photograph, on two threads."""
+"""LiteRT (TensorFlow Lite): a quantised segmentation network on one photo."""
 
 import sys
 
@@ -12,15 +12,15 @@ with np.load(sys.argv[1]) as problem:
 
 interpreter = Interpreter(network, num_threads=threads)
 interpreter.allocate_tensors()
-(given,), (made,) = interpreter.get_input_details(), interpreter.get_output_details()
-_, height, width, _ = given["shape"]
+(source,), (output,) = interpreter.get_input_details(), interpreter.get_output_details()
+_, height, width, _ = source["shape"]
 
 
 def predict():
     image = np.asarray(Image.fromarray(photo).resize((width, height), Image.Resampling.BILINEAR))
-    interpreter.set_tensor(given["index"], image[None].astype(given["dtype"]))
+    interpreter.set_tensor(source["index"], image[None].astype(source["dtype"]))
     interpreter.invoke()
-    return interpreter.get_tensor(made["index"])
+    return interpreter.get_tensor(output["index"])
 
 
 answer = predict()

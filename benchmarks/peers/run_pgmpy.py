@@ -23,8 +23,7 @@ for pairs, tables in ((across, horizontal), (down, vertical)):
     model.add_edges_from(pairs)
     shared = np.broadcast_to(tables, (len(pairs), num_classes, num_classes))
     factors += [
-        DiscreteFactor(list(pair), [num_classes] * 2, np.exp(table))
-        for pair, table in zip(pairs, shared, strict=True)
+        DiscreteFactor(list(pair), [num_classes] * 2, np.exp(table)) for pair, table in zip(pairs, shared, strict=True)
     ]
 model.add_factors(*factors)
 

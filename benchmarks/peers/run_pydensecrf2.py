@@ -1,4 +1,4 @@
-"""pydensecrf: mean field of the fully connected CRF on one image, the lattices built anew each time."""
+"""pydensecrf: mean field of the fully connected CRF on one image, including the construction of the lattices."""
 
 import sys
 
@@ -9,7 +9,8 @@ from timing import finish, fix_to_one_core, smallest
 fix_to_one_core()
 with np.load(sys.argv[1]) as problem:
     unary, image = problem["unary"], problem["image"]  # (K, H, W) log-potentials, (H, W, 3) bytes
-    settings = {name: float(problem[name]) for name in ("w_near", "s_near", "w_alike", "s_far", "s_colour")}
+    names = ("w_gaussian", "s_gaussian", "w_bilateral", "s_position", "s_colour")
+    settings = {name: float(problem[name]) for name in names}
     iterations = int(problem["iterations"])
 num_classes, height, width = unary.shape
 energies = np.ascontiguousarray(-unary.reshape(num_classes, -1))
@@ -18,9 +19,9 @@ energies = np.ascontiguousarray(-unary.reshape(num_classes, -1))
 def marginals():
     crf = dcrf.DenseCRF2D(width, height, num_classes)
     crf.setUnaryEnergy(energies)
-    crf.addPairwiseGaussian(sxy=settings["s_near"], compat=settings["w_near"])
+    crf.addPairwiseGaussian(sxy=settings["s_gaussian"], compat=settings["w_gaussian"])
     crf.addPairwiseBilateral(
-        sxy=settings["s_far"], srgb=settings["s_colour"], rgbim=image, compat=settings["w_alike"]
+        sxy=settings["s_position"], srgb=settings["s_colour"], rgbim=image, compat=settings["w_bilateral"]
     )
     return np.asarray(crf.inference(iterations)).reshape(unary.shape)
 

@@ -1,4 +1,4 @@
-"""What every peer's script needs; it runs in the peer's environment and so imports nothing of ours."""
+"""Shared by the peers' scripts; runs in the peer's environment, so it imports nothing of messagenet."""
 
 import json
 import os
@@ -8,13 +8,13 @@ import numpy as np
 
 
 def fix_to_one_core():
-    """One core for this process and all threads it starts."""
+    """Restricts this process and all its threads to one core."""
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 
 
 def smallest(function, turns=5):
-    """The smallest time of several calls, in seconds."""
+    """Returns the minimum time of several calls, in seconds."""
     times = []
     for _ in range(turns):
         start = time.perf_counter()
@@ -24,6 +24,6 @@ def smallest(function, turns=5):
 
 
 def finish(path, times, **answer):
-    """Writes the answer; the last line printed is the times."""
+    """Writes the answer and prints the times as the last line."""
     np.savez(path, **answer)
     print(json.dumps(times))

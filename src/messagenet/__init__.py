@@ -1,86 +1,31 @@
 """Learned message passing for structured prediction, in PyTorch.
 
-The public names are loaded on first use, so that importing the package (and asking a command for help) does not
-wait for PyTorch.
+    import messagenet as mn
+
+Everything that the documentation uses is here; `__init__.pyi` is the list of names. They are loaded on first use, so
+that importing the package, and asking a command for help, does not wait for PyTorch.
 """
 
+import ast
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
-from messagenet._version import __version__
-from messagenet.errors import InputError
-
-if TYPE_CHECKING:
-    from messagenet.api import evaluate, evaluate_models, infer, predict, train
-    from messagenet.data import check_data, open_data
-    from messagenet.demo import run_demo
-    from messagenet.graph import GridGraph, Relation, above, below, four_neighbours, left, right, surrounding
-    from messagenet.message_passing import MessagePassing, received_messages
-    from messagenet.models import MessageNet, UnaryNet
-    from messagenet.prediction import Predictor
-    from messagenet.studies import compare
-
-
-_HOME = {
-    "MessagePassing": "message_passing",
-    "received_messages": "message_passing",
-    "GridGraph": "graph",
-    "Relation": "graph",
-    "above": "graph",
-    "below": "graph",
-    "four_neighbours": "graph",
-    "left": "graph",
-    "right": "graph",
-    "surrounding": "graph",
-    "MessageNet": "models",
-    "UnaryNet": "models",
-    "Predictor": "prediction",
-    "check_data": "data",
-    "compare": "studies",
-    "evaluate": "api",
-    "evaluate_models": "api",
-    "infer": "api",
-    "open_data": "data",
-    "predict": "api",
-    "run_demo": "demo",
-    "train": "api",
+_STUB = ast.parse(Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8"))
+_MODULES = {
+    alias.name: str(node.module) for node in _STUB.body if isinstance(node, ast.ImportFrom) for alias in node.names
 }
 
-__all__ = [
-    "GridGraph",
-    "InputError",
-    "MessageNet",
-    "MessagePassing",
-    "Predictor",
-    "Relation",
-    "UnaryNet",
-    "__version__",
-    "above",
-    "below",
-    "check_data",
-    "compare",
-    "evaluate",
-    "evaluate_models",
-    "four_neighbours",
-    "infer",
-    "left",
-    "open_data",
-    "predict",
-    "received_messages",
-    "right",
-    "run_demo",
-    "surrounding",
-    "train",
-]
+__all__ = sorted(_MODULES)
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME:
+    if name not in _MODULES:
         raise AttributeError(f"module 'messagenet' has no attribute {name!r}")
-    value = getattr(import_module(f"messagenet.{_HOME[name]}"), name)
+    value = getattr(import_module(_MODULES[name]), name)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return list(__all__)

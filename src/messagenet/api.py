@@ -5,14 +5,14 @@
     evaluate a model and labelled images in, scores out; evaluate_models takes several
     infer    a graphical model in, its marginals or its most probable state out
 
-`messagenet.data.check_data` and `messagenet.demo.run_demo` are the other two. Each is a short way through the
-packages below, which have more to offer.
+`check_data`, `compare`, `tune`, `serve` and `run_demo` are the others. Each is a short way through the packages below,
+which have more to offer.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -20,73 +20,85 @@ from typing import Any, Literal
 import torch
 
 from messagenet.bundled import model_folder
-from messagenet.data import open_data
+from messagenet.data import Classes, Subset, as_data, hold_out, open_data
 from messagenet.errors import InputError
 from messagenet.evaluation import Scores
 from messagenet.inference.engine import Engine, Result
 from messagenet.inference.solve import Task, solve
-from messagenet.models import SegmentationNet
-from messagenet.prediction import Predicted, Predictor, Refinement, Views, predict_files, score
-from messagenet.prediction.files import DEFAULT_KINDS, check_shown, write_predictions_page
+from messagenet.models import SegmentationModel
+from messagenet.prediction import PredictedFiles, PredictOptions, Predictor, Refinement, predict_files, score
+from messagenet.prediction.files import DEFAULT_OUTPUTS, check_page
 from messagenet.prediction.scoring import report_examples
 from messagenet.report import write_report
-from messagenet.training import Progress, TrainResult
+from messagenet.training import DataSets, TrainCallback, TrainResult
 from messagenet.training import train as train_run
-from messagenet.training.config import KindName, choose_config
+from messagenet.training.config import Settings, choose_config
 
-Model = str | Path | SegmentationNet | Predictor
+Model = str | Path | SegmentationModel | Predictor
 Rest = Literal["void", "background"]
 
 
 def train(
-    data: str | None = None,
+    data: Any = None,
     out: str | Path = "runs/latest",
     *,
+    system: str | None = None,
     preset: str | None = None,
     config: str | Path | None = None,
-    settings: Mapping[str, Any] | Iterable[str] = (),
-    model: KindName | None = None,
-    classes: str | Path | None = None,
+    settings: Settings = (),
+    val: Any = None,
+    classes: str | Path | Classes | Sequence[str] | int | None = None,
     void_values: Sequence[int] | None = None,
     keep: Sequence[str] | None = None,
     rest: Rest | None = None,
     epochs: int | None = None,
     resume: bool = False,
-    progress: Progress | None = None,
+    progress: TrainCallback | None = None,
 ) -> TrainResult:
     """Trains a model on a data set; the best one is then in `out`/best.
 
     Args:
-        data: The data set, such as "folder:street"; see `messagenet.data.open`.
+        data: The data set: text such as "folder:street" (see `open_data`), or a `torch.utils.data.Dataset` of (image,
+            mask) pairs.
         out: Folder of the run.
-        preset: Settings to start from; "tiny" for generated scenes and "finetune" for photographs unless told.
+        system: What to train: "message", "unary", or another of `training.systems.SYSTEMS`.
+        preset: Settings to start from. Default: "tiny" for generated scenes and "finetune" for photographs.
         config: A YAML file of settings, instead of a preset.
         settings: Settings to change: {"run.batch_size": 4}, or lines such as "run.batch_size=4".
-        model: What to train: "message", "unary", or another kind of `messagenet.models.KINDS`.
+        val: What to score on, where `data` is a torch data set. Default: one image in five of `data`.
         classes: A class list, where the data set has none of its own.
         void_values: Mask values that mean "not labelled", besides 255.
         keep: The only classes to keep.
         rest: What the others become.
-        epochs: How often to go through the training images.
-        resume: Go on with an interrupted run in the same folder.
-        progress: What to tell about the run's course, such as a `messagenet.training.Bar`.
+        epochs: Passes over the training images.
+        resume: Continue an interrupted run in the same folder.
+        progress: What follows the run, such as a `Bar`.
     """
-    if isinstance(settings, Mapping):
-        settings = [f"{name}={json.dumps(value)}" for name, value in settings.items()]
+    named = data is None or isinstance(data, str)
     chosen = choose_config(
-        data=data,
-        preset=preset,
+        data=data if named else None,
+        preset=preset or (None if named or config or resume else "finetune"),
         file=config,
-        overrides=settings,
+        system=system,
+        settings=settings,
         run_folder=out if resume else None,
-        kind=model,
-        classes=classes,
+        classes=classes if named else None,
         void_values=void_values,
-        keep=keep,
+        keep=keep if named else None,
         rest=rest,
         epochs=epochs,
     )
-    return train_run(chosen, out, resume=resume, progress=progress)
+    sets = None if named else _torch_sets(data, val, classes, tuple(void_values or ()))
+    return train_run(chosen, out, resume=resume, progress=progress, data=sets)
+
+
+def _torch_sets(data: Any, val: Any, classes: Any, void_values: Sequence[int]) -> DataSets:
+    """Torch data sets to train and to score on."""
+    whole = as_data(data, classes, void_values)
+    if val is not None:
+        return DataSets(whole, as_data(val, whole.classes, void_values))
+    kept, held_out = hold_out([whole.sample_name(index) for index in range(len(whole))])
+    return DataSets(Subset(whole, kept), Subset(whole, held_out))
 
 
 def predict(
@@ -94,7 +106,7 @@ def predict(
     model: Model | None = None,
     out: str | Path = "predictions",
     *,
-    save: Sequence[str] = DEFAULT_KINDS,
+    save: Sequence[str] = DEFAULT_OUTPUTS,
     flip: bool = False,
     scales: Sequence[float] = (1.0,),
     tile: int = 1024,
@@ -104,49 +116,46 @@ def predict(
     workers: int | None = None,
     report: str | Path | None = None,
     progress: Callable[[int, int], None] | None = None,
-) -> Predicted:
+) -> PredictedFiles:
     """Segments image files of any size and writes the results.
 
     Args:
         images: Files, folders or globs; with `ray` also a Ray data set with a column `path`.
-        model: Folder of a saved model, name of one in the box, or a model; the one in the box unless told.
+        model: A saved model's folder, a bundled model's name, or a model. Default: the bundled model.
         out: Folder for the results.
         save: What to write: "mask", "overlay", "entropy", "probs", "voc".
-        flip: Also predict the mirror image and average.
-        scales: Sizes to predict at and average.
-        tile: Images larger than this many pixels are predicted in tiles.
-        longest_side: Larger images are reduced to this many pixels first, and the answer is enlarged; None for what
-            the model is for, 0 for never.
-        refine: Refine with a dense CRF, which draws labels to the edges in the image.
-        ray: Share the work out over a Ray cluster, or the cores of this machine.
-        workers: How many processes Ray uses; all it has unless told.
+        flip, scales, tile, longest_side: See `PredictOptions`.
+        refine: Post-process with a dense CRF: sharper boundaries, worse calibration.
+        ray: Distribute the work over a Ray cluster, or the cores of this machine.
+        workers: How many processes Ray uses. Default: all it has.
         report: Where to write a self-contained HTML page of the results.
         progress: Called with (images done, images in all).
     """
     if report is not None:
-        check_shown(save, report)
-    views = Views(flip, tuple(scales), tile, min(256, tile // 4), longest_side)
-    predictor = as_predictor(model, views, refine=refine)
+        check_page(report)
+    options = PredictOptions(flip, tuple(scales), tile, None, longest_side)
+    predictor = as_predictor(model, options, refine=refine)
+    show = report is not None
     if ray:
         from messagenet.prediction.ray import predict_dataset
 
-        predicted = predict_dataset(predictor, images, out, save, workers=workers, progress=progress)
+        predicted = predict_dataset(predictor, images, out, save, show=show, workers=workers, progress=progress)
     elif workers is not None:
         raise InputError("workers are Ray's; predict with ray (--ray) as well, or leave them out")
     else:
         files = [images] if isinstance(images, str | Path) else images
-        predicted = predict_files(predictor, files, out, save, progress=progress)
+        predicted = predict_files(predictor, files, out, save, show=show, progress=progress)
     if report is not None and predicted.written:
-        write_predictions_page(predicted, report)
+        predicted.write_page(report)
     return predicted
 
 
-def evaluate(model: Model | None = None, data: str = "synthetic", **options: Any) -> Scores:
+def evaluate(model: Model | None = None, data: Any = "synthetic", **options: Any) -> Scores:
     """Scores a model on labelled images.
 
     Args:
-        model: Folder of a saved model, name of one in the box, or a model; the one in the box unless told.
-        data: The data set, such as "folder:street".
+        model: A saved model's folder, a bundled model's name, or a model. Default: the bundled model.
+        data: The data set: text such as "folder:street", or a torch data set of (image, mask) pairs.
         **options: Those of `evaluate_models`: split, void_values, flip, report and others.
     """
     model = model_folder() if model is None else model
@@ -157,7 +166,7 @@ def evaluate(model: Model | None = None, data: str = "synthetic", **options: Any
 
 def evaluate_models(
     models: Sequence[str | Path] | Mapping[str, Model],
-    data: str = "synthetic",
+    data: Any = "synthetic",
     *,
     split: str = "val",
     classes: str | Path | None = None,
@@ -166,6 +175,8 @@ def evaluate_models(
     rest: Rest = "void",
     flip: bool = False,
     scales: Sequence[float] = (1.0,),
+    tile: int = 1024,
+    longest_side: int | None = None,
     refine: bool = False,
     report: str | Path | None = None,
     progress: Callable[[str, int, int], None] | None = None,
@@ -173,17 +184,15 @@ def evaluate_models(
     """Scores models side by side on labelled images; the scores by the name of the model.
 
     Args:
-        models: Folders of saved models, which are then called by their runs, and names of models in the box; or
-            models by name.
-        data: The data set, such as "folder:street".
+        models: Folders of saved models, which are then named after their runs, and names of bundled models; or models
+            by name.
+        data: The data set: text such as "folder:street", or a torch data set of (image, mask) pairs.
         split: The part of it to score on.
         classes: A class list, where the data set has none of its own.
-        void_values: Mask values that mean "not labelled", besides 255; those the models were trained with
-            unless told.
+        void_values: Mask values that mean "not labelled", besides 255. Default: those the models were trained with.
         keep: The only classes to keep.
         rest: What the others become.
-        flip: Also predict the mirror image and average.
-        scales: Sizes to predict at and average.
+        flip, scales, tile, longest_side: See `PredictOptions`.
         refine: Score every model with a dense CRF on top as well, as "NAME + dense CRF".
         report: Where to write a self-contained HTML report.
         progress: Called with (name of the model, images done, images in all).
@@ -194,14 +203,15 @@ def evaluate_models(
     else:
         folders = [model_folder(folder) for folder in models]
         named = dict(zip(model_names(folders), folders, strict=True))
-    predictors = {name: as_predictor(model, Views(flip, tuple(scales))) for name, model in named.items()}
+    options = PredictOptions(flip, tuple(scales), tile, None, longest_side)
+    predictors = {name: as_predictor(model, options) for name, model in named.items()}
     if refine:
         predictors = {
             label: each
             for name, plain in predictors.items()
             for label, each in ((name, plain), (f"{name} + dense CRF", _refined(plain)))
         }
-    void = _remembered_void(predictors) if void_values is None else void_values
+    void = _trained_void_values(predictors) if void_values is None else void_values
     labelled = open_data(data, split, classes, void or None, keep, rest)
     scores = {}
     for name, predictor in predictors.items():
@@ -213,10 +223,7 @@ def evaluate_models(
 
 
 def infer(
-    model: str | Path,
-    evidence: str | Path | None = None,
-    engine: str | Engine = "exact",
-    task: Task = "mar",
+    model: str | Path, evidence: str | Path | None = None, engine: str | Engine = "exact", task: Task = "mar"
 ) -> Result:
     """Answers a query on a discrete graphical model.
 
@@ -229,19 +236,20 @@ def infer(
     return solve(model, evidence, engine, task)[1]
 
 
-def as_predictor(model: Model | None, views: Views, *, refine: bool = False) -> Predictor:
-    """A model ready to predict: read from a folder, or from the box, onto the GPU if there is one; or as given."""
+def as_predictor(model: Model | None, options: PredictOptions | None = None, *, refine: bool = False) -> Predictor:
+    """A model ready to predict: read from a folder, or bundled, onto the GPU if there is one; or as given."""
     if isinstance(model, Predictor):
-        return _refined(model) if refine and model.refinement is None else model
-    if not isinstance(model, SegmentationNet):
+        return _refined(model) if refine and model.options.refine is None else model
+    if not isinstance(model, SegmentationModel):
         device = "cuda" if torch.cuda.is_available() else "cpu"
-        model = SegmentationNet.from_pretrained(model).to(device)
-    return Predictor(model, views, Refinement() if refine else None)
+        model = SegmentationModel.from_pretrained(model).to(device)
+    predictor = Predictor(model, options)
+    return _refined(predictor) if refine else predictor
 
 
 def _refined(predictor: Predictor) -> Predictor:
-    """The same model and views with a dense CRF on top."""
-    return Predictor(predictor.net, predictor.views, Refinement())
+    """The same model and options with a dense CRF on top."""
+    return Predictor(predictor.model, replace(predictor.options, refine=Refinement()))
 
 
 def model_names(folders: Sequence[Path]) -> list[str]:
@@ -257,9 +265,9 @@ def model_names(folders: Sequence[Path]) -> list[str]:
     return short if len(set(short)) == len(short) else [str(folder) for folder in whole]
 
 
-def _remembered_void(predictors: Mapping[str, Predictor]) -> Sequence[int]:
+def _trained_void_values(predictors: Mapping[str, Predictor]) -> Sequence[int]:
     """The void values that all models were trained with."""
-    values = {name: predictor.net.void_values for name, predictor in predictors.items()}
+    values = {name: predictor.model.input.void_values for name, predictor in predictors.items()}
     if len({frozenset(each) for each in values.values()}) > 1:
         listed = "; ".join(f"{name}: {', '.join(map(str, each)) or 'none'}" for name, each in values.items())
         raise InputError(f"the models were trained with different void values ({listed}); give --void")

@@ -48,7 +48,5 @@ def write_atomically(path: str | Path, content: bytes) -> Path:
     except OSError as error:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
-        raise InputError(
-            f"cannot write {target} ({error.strerror}); choose a file in a writable folder"
-        ) from None
+        raise InputError(f"cannot write {target} ({error.strerror}); choose a file in a writable folder") from None
     return target

@@ -1,8 +1,9 @@
 """Settings: a keyword of a registered class, written once.
 
-The signature is the schema. Parameters with a default value are the settings of a class or function; their annotations
-are the types, the lines under `Args:` (or `Attributes:`) the help. YAML files, `--set`, `messagenet settings`,
-`config.json` and Python keywords all read `options(make)`. Parameters without a default are given by the program.
+The signature is the schema. Parameters with a default value are the settings of a class or function; their
+annotations are the types, the lines under `Args:` (or `Attributes:`) the help. `**options` stands for those of the
+base class. YAML files, `--set`, `messagenet settings`, `config.json` and Python keywords all read `options(make)`.
+Parameters without a default are given by the program.
 
 A *component* (a backbone, a neck, a head, a loss, an engine, a data reader) is chosen by its kind. `register` enters a
 kind into the registry of its group, which is the only list of kinds there is:
@@ -15,7 +16,7 @@ kind into the registry of its group, which is the only list of kinds there is:
 
 Checking is strict and happens before anything is built: an unknown name is refused with the nearest known one, a value
 of the wrong type with the type that is wanted, both by their full path, such as `model.head.hidden`. When the kind of a
-component changes, options that the new kind shares keep their value and the others are dropped.
+component changes, options that were set and that the new kind has keep their value; the others are dropped.
 """
 
 from __future__ import annotations
@@ -35,8 +36,9 @@ T = TypeVar("T")
 Factory = TypeVar("Factory", bound=Callable[..., Any])
 Spec = Mapping[str, Any]
 KIND = "kind"
-_ENTRY = re.compile(r"(\w+(?:, \w+)*): (.*)")
+_ENTRY = re.compile(r" {4}(\w+(?:, \w+)*): (.*)")
 _REGISTRY: dict[str, dict[str, Callable[..., Any]]] = {}
+_OPTIONS: dict[Callable[..., Any], dict[str, Option]] = {}
 
 
 class Option(NamedTuple):
@@ -70,46 +72,60 @@ def options(make: Callable[..., Any]) -> dict[str, Option]:
     >>> options(resize)["size"]
     Option(name='size', type=<class 'int'>, default=384, help='Pixels of the longest side.')
     """
-    signature = inspect.signature(make)
+    if make not in _OPTIONS:
+        _OPTIONS[make] = _read_options(make)
+    return _OPTIONS[make]
+
+
+def _read_options(make: Callable[..., Any]) -> dict[str, Option]:
+    parameters = inspect.signature(make).parameters.values()
     documented = help_texts(make)
-    hints: dict[str, Any] = {}
-    for source in (make, getattr(make, "__init__", None)):  # fields of a dataclass, then parameters
-        if source is not None:
-            hints |= get_type_hints(inspect.unwrap(source), include_extras=True)
-    found = {}
-    for parameter in signature.parameters.values():
-        if parameter.default is inspect.Parameter.empty or parameter.kind is parameter.VAR_KEYWORD:
-            continue
-        name, default = parameter.name, parameter.default
-        if dataclasses.is_dataclass(make):
-            field = next(field for field in dataclasses.fields(make) if field.name == name)
-            default = (
-                field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
-            )
-        found[name] = Option(name, hints.get(name, Any), default, documented.get(name, ""))
+    source: Any = make if dataclasses.is_dataclass(make) else getattr(make, "__init__", make)
+    source = make if inspect.isroutine(make) else source
+    hints = get_type_hints(inspect.unwrap(source), include_extras=True)
+    found: dict[str, Option] = {}
+    if inspect.isclass(make) and any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        found = {n: o._replace(help=documented.get(n, o.help)) for n, o in options(make.__mro__[1]).items()}
+    defaults = {field.name: field for field in dataclasses.fields(make)} if dataclasses.is_dataclass(make) else {}
+    for name, default in ((parameter.name, parameter.default) for parameter in parameters):
+        factory = defaults[name].default_factory if name in defaults else dataclasses.MISSING
+        if factory is not dataclasses.MISSING:
+            default = factory()
+        if default is not inspect.Parameter.empty:
+            found[name] = Option(name, hints.get(name, Any), default, documented.get(name, ""))
     return found
 
 
 def help_texts(make: Callable[..., Any]) -> dict[str, str]:
-    """What a docstring says under "Args:" or "Attributes:", by name."""
+    """What the docstring of a class or function says under "Args:" or "Attributes:", by name; bases come first."""
     found: dict[str, str] = {}
-    for title in ("Args:\n", "Attributes:\n"):
-        names: list[str] = []
-        for line in (inspect.getdoc(make) or "").partition(title)[2].splitlines():
-            if line.startswith("        ") and names:
-                found |= {name: f"{found[name]} {line.strip()}" for name in names}
-            elif match := _ENTRY.fullmatch(line.removeprefix("    ")) if line.startswith("    ") else None:
-                names = match[1].split(", ")
-                found |= dict.fromkeys(names, match[2])
-            else:
-                break
+    for source in reversed(inspect.getmro(make)) if inspect.isclass(make) else (make,):
+        text = inspect.cleandoc(source.__doc__ or "")
+        for title in ("Args:\n", "Attributes:\n"):
+            found |= _entries(text.partition(title)[2])
+    return found
+
+
+def _entries(block: str) -> dict[str, str]:
+    """The indented lines "name: text" at the beginning of a block; deeper ones continue a text."""
+    found: dict[str, str] = {}
+    names: list[str] = []
+    for line in block.splitlines():
+        match = _ENTRY.fullmatch(line)
+        if match:
+            names = match[1].split(", ")
+            found |= dict.fromkeys(names, match[2])
+        elif line.startswith("        ") and names:
+            found |= {name: f"{found[name]} {line.strip()}" for name in names}
+        else:
+            break
     return found
 
 
 def register(group: str, kind: str) -> Callable[[Factory], Factory]:
     """Enters a class or function into the registry of a group.
 
-    An instance of a registered class has `config`, the plain values that build it again.
+    An instance of a registered class, unless it is a dataclass, has `config`: the plain values that build it again.
 
     Args:
         group: "backbone", "neck", "head", "loss", "engine", "data" or "method".
@@ -118,7 +134,7 @@ def register(group: str, kind: str) -> Callable[[Factory], Factory]:
 
     def enter(make: Factory) -> Factory:
         _REGISTRY.setdefault(group, {})[kind] = make
-        if inspect.isclass(make):
+        if inspect.isclass(make) and not dataclasses.is_dataclass(make):
             _record_config(make, kind)
         return make
 
@@ -134,7 +150,7 @@ def _record_config(make: type, kind: str) -> None:
     def recorded(self: Any, *args: Any, **kwargs: Any) -> None:
         initialise(self, *args, **kwargs)
         if type(self) is make:
-            given = signature.bind(self, *args, **kwargs).arguments
+            given = {**signature.bind(self, *args, **kwargs).arguments, **kwargs}
             values = {name: given.get(name, option.default) for name, option in options(make).items()}
             object.__setattr__(self, "config", {KIND: kind, **plain(values)})
 
@@ -150,9 +166,7 @@ def find(group: str, kind: str, path: str = "") -> Callable[..., Any]:
     """The class or function that was registered under a kind."""
     known = _REGISTRY.get(group, {})
     if kind not in known:
-        raise InputError(
-            f'there is no {group} "{kind}": {nearest(str(kind), known)}' + (f" ({path})" if path else "")
-        )
+        raise InputError(f'there is no {group} "{kind}": {nearest(str(kind), known)}' + (f" ({path})" if path else ""))
     return known[kind]
 
 
@@ -169,12 +183,16 @@ def component(group: str, spec: str | Spec, base: Spec | None = None, path: str 
     given = {KIND: spec} if isinstance(spec, str) else spec
     if not isinstance(given, Mapping):
         raise InputError(f"{path} is {spec!r}; give a kind, or settings as {{kind: …, name: value}}")
-    kind = given.get(KIND, None if base is None else base[KIND])
+    (kind,) = kinds(group) if len(kinds(group)) == 1 else (None,)
+    kind = given.get(KIND, kind if base is None else base[KIND])
     if kind is None:
         raise InputError(f"{path} has no kind; {nearest('', kinds(group))}")
     known = options(find(group, kind, path))
     values = {name: plain(option.default) for name, option in known.items()}
-    values |= {name: value for name, value in (base or {}).items() if name in known}
+    if base is not None:
+        before = {} if base[KIND] == kind else options(find(group, base[KIND], path))
+        changed = (n for n, v in base.items() if n not in before or v != plain(before[n].default))
+        values |= {name: base[name] for name in changed if name in known}
     for name, value in given.items():
         if name == KIND:
             continue
@@ -184,30 +202,33 @@ def component(group: str, spec: str | Spec, base: Spec | None = None, path: str 
     return {KIND: kind, **values}
 
 
-def build(group: str, spec: str | Spec, *given: Any, path: str = "") -> Any:
+def build(group: str, spec: str | Spec, *, path: str = "", **given: Any) -> Any:
     """Builds a component.
 
     Args:
         group: Of the component.
         spec: Its kind, or a mapping of its kind and settings.
-        *given: The arguments without a default.
         path: Of the component, for error messages.
+        **given: Values for parameters without a default; those that it does not have are left out.
     """
     checked = component(group, spec, path=path)
     make = find(group, checked[KIND])
-    known = options(make)
+    known, wanted = options(make), inspect.signature(make).parameters
     values = {n: convert(v, known[n].type, f"{path or group}.{n}") for n, v in checked.items() if n != KIND}
     try:
-        return make(*given, **values)
+        built = make(**{name: value for name, value in given.items() if name in wanted}, **values)
     except InputError as error:
         raise InputError(f"{path}: {error}" if path else str(error)) from None
+    if not inspect.isclass(make):
+        built.config = checked
+    return built
 
 
 def merge(base: T, values: Mapping[str, Any], path: str = "") -> T:
     """A dataclass of settings with some of them replaced.
 
-    A section that is a dataclass, or a component, takes the settings that it is given and keeps the others. Where a
-    class says that one setting `replaces` another, giving the one resets the other to None.
+    A section that is a dataclass, or a component, takes the settings that it is given and keeps the others. A class may
+    say in `resolve(changes)` what else changes with them.
     """
     if not isinstance(values, Mapping):
         raise InputError(f"{path or 'the configuration'} is {values!r}; give settings as name: value")
@@ -224,9 +245,8 @@ def merge(base: T, values: Mapping[str, Any], path: str = "") -> T:
             changes[key] = component(group, value, current, full)
         else:
             changes[key] = convert(value, known[key].type, full)
-    for key, other in getattr(base, "replaces", {}).items():
-        if key in changes:
-            changes.setdefault(other, None)
+    if hasattr(base, "resolve"):
+        changes = base.resolve(changes)
     try:
         return dataclasses.replace(base, **changes)  # type: ignore[type-var]
     except InputError as error:
@@ -249,6 +269,27 @@ def plain(value: Any) -> Any:
     return [plain(item) for item in value] if isinstance(value, (tuple, list)) else value
 
 
+def nested(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings by section, from settings by path; a later one wins.
+
+    >>> nested({"model.head": "unary", "model.head.hidden": 8, "run.steps": 3})
+    {'model': {'head': {'kind': 'unary', 'hidden': 8}}, 'run': {'steps': 3}}
+    """
+    found: dict[str, Any] = {}
+    for path, value in values.items():
+        *sections, name = path.split(".")
+        section = found
+        for each in sections:
+            inner = section.setdefault(each, {})
+            if isinstance(inner, str):  # a component by its kind alone
+                inner = section[each] = {KIND: inner}
+            if not isinstance(inner, dict):
+                raise InputError(f'"{path}" goes into {each}, which another setting has replaced by {inner!r}')
+            section = inner
+        section[name] = value
+    return found
+
+
 def flat(value: Any, path: str = "") -> dict[str, Any]:
     """Settings by their full path, those of components too.
 
@@ -269,9 +310,7 @@ def _suggestion(base: Any, key: str, path: str) -> str:
     """The nearest setting here; or, at the top, one of that name in any section."""
     names = [f"{path}.{name}" if path else name for name in options(type(base))]
     elsewhere = [] if path else [full for full in flat(base) if full.rpartition(".")[2] == key]
-    return (
-        f'did you mean "{elsewhere[0]}"?' if elsewhere else nearest(f"{path}.{key}" if path else key, names)
-    )
+    return f'did you mean "{elsewhere[0]}"?' if elsewhere else nearest(f"{path}.{key}" if path else key, names)
 
 
 def convert(value: Any, hint: Any, path: str) -> Any:
@@ -287,6 +326,8 @@ def convert(value: Any, hint: Any, path: str) -> Any:
         return _converted(value, hint)
     except Mismatch:
         raise InputError(f"{path} is {value!r}; {_advice(value, hint)}") from None
+    except InputError as error:  # of a class that reads its own settings
+        raise InputError(f"{path}: {error}") from None
 
 
 def _converted(value: Any, hint: Any) -> Any:
@@ -320,12 +361,15 @@ def _require(value: Any, fits: bool) -> Any:
 
 
 def _first_fit(value: Any, hints: tuple[Any, ...]) -> Any:
+    refused: Exception = Mismatch()
     for hint in hints:
         try:
             return _converted(value, hint)
         except Mismatch:
             continue
-    raise Mismatch
+        except InputError as error:
+            refused = error
+    raise refused
 
 
 def _sequence(value: Any, hints: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -354,7 +398,11 @@ def _advice(value: Any, hint: Any) -> str:
     'did you mean "adamw"?'
     """
     choices = [
-        word for each in (hint, *get_args(hint)) if get_origin(each) is Literal for word in get_args(each)
+        word
+        for each in (hint, *get_args(hint))
+        if get_origin(each) is Literal
+        for word in get_args(each)
+        if isinstance(word, str)
     ]
     meant = nearest(value, choices) if isinstance(value, str) and choices else ""
     return meant if meant.startswith("did you mean") else f"give {_wanted(hint)}"
@@ -372,9 +420,7 @@ def _wanted(hint: Any) -> str:
     if origin in (Union, types.UnionType):
         return " or ".join(_wanted(argument) for argument in arguments)
     if origin is Literal:
-        return " or ".join(
-            f'"{argument}"' if isinstance(argument, str) else str(argument) for argument in arguments
-        )
+        return " or ".join(f'"{argument}"' if isinstance(argument, str) else str(argument) for argument in arguments)
     if origin in (tuple, list, collections.abc.Sequence):
         if origin is tuple and arguments[-1] is not Ellipsis:
             return f"a list of {len(arguments)}, each {_wanted(arguments[0])}"

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from messagenet.data import FolderData, Restricted, SyntheticScenes, VocData, check_data, open_data
+from messagenet.data import ClassSubset, FolderData, SyntheticScenes, VocData, check_data, open_data
 
 
 def test_a_clean_folder(folder: Path) -> None:
@@ -17,20 +17,20 @@ def test_a_clean_folder(folder: Path) -> None:
     assert report.pixels.tolist() == [60, 60, 60]
     assert report.images.tolist() == [10, 10, 10]
     assert report.void_pixels == 60
-    assert "no problems found" in report.summary()
+    assert "no issues found" in report.summary()
     assert " 25.00%" in report.summary()
     sizes = [len(FolderData(folder, split=split)) for split in ("train", "val")]
-    assert f"training: learns from {sizes[0]}, scores itself on {sizes[1]}" in report.summary()
+    assert f"split: {sizes[0]} for training, {sizes[1]} for validation" in report.summary()
     (folder / "train.txt").write_text(f"{FolderData(folder).sample_name(0)}\n")
-    assert check_data(folder).problems == [
+    assert check_data(folder).issues == [
         f'{folder} has the splits train but no "val"; add {folder / "images" / "val"}/ or {folder / "val.txt"}'
     ]
     (folder / "val.txt").write_text("0\n", encoding="utf-16")
-    (problem,) = check_data(folder).problems
-    assert problem.endswith("save it as UTF-8 text")
+    (issue,) = check_data(folder).issues
+    assert issue.endswith("save it as UTF-8 text")
 
 
-def test_every_problem_is_collected(
+def test_every_issue_is_collected(
     folder: Path, save_mask: Callable[..., Path], save_image: Callable[..., Path]
 ) -> None:
     (folder / "masks" / "0.png").unlink()
@@ -50,26 +50,26 @@ def test_every_problem_is_collected(
         "2.png holds ids outside 0..2: 9 (24 pixels)",
         "3.png is 6x5",
     ]
-    assert len(report.problems) == len(expected)
+    assert len(report.issues) == len(expected)
     for text in expected:
-        assert any(text in problem for problem in report.problems), text
+        assert any(text in issue for issue in report.issues), text
     assert not report.ok
-    assert "7 problems:" in report.summary()
-    assert "no problems" not in report.summary()
+    assert "7 issues:" in report.summary()
+    assert "no issues" not in report.summary()
 
 
 def test_of_any_data_set(devkit: Path) -> None:
     assert check_data("synthetic:3").labelled == 3
     (devkit / "JPEGImages" / "a.jpg").unlink()
     voc = VocData(devkit)
-    assert len(check_data(voc).problems) == 1
-    assert len(check_data(Restricted(voc, ["dog", "cat"])).problems) == 1
+    assert len(check_data(voc).issues) == 1
+    assert len(check_data(ClassSubset(voc, ["dog", "cat"])).issues) == 1
 
 
-def test_problems_found_on_opening_survive_restriction(folder: Path) -> None:
+def test_issues_found_on_opening_survive_in_class_subsets(folder: Path) -> None:
     (folder / "masks" / "0.png").unlink()
     lenient = open_data(folder, split=None, keep=["road", "sky"], strict=False)
-    assert "0.jpg has no mask" in check_data(lenient).problems[0]
+    assert "0.jpg has no mask" in check_data(lenient).issues[0]
 
 
 def test_counts_agree_with_the_masks() -> None:
@@ -81,8 +81,8 @@ def test_counts_agree_with_the_masks() -> None:
 
 
 def test_notes(folder: Path, save_mask: Callable[..., Path]) -> None:
-    for number in range(10):
-        save_mask(folder / "masks" / f"{number}.png", np.array([[0, 255, 0, 255, 0, 0]] * 4), "L")
+    for index in range(10):
+        save_mask(folder / "masks" / f"{index}.png", np.array([[0, 255, 0, 255, 0, 0]] * 4), "L")
     report = check_data(folder)
     assert report.ok
     assert "never occurs: road, sky" in report.notes[0]
@@ -98,14 +98,14 @@ def test_unlabelled(folder: Path) -> None:
     assert "predicted, not scored" in report.summary()
 
 
-def test_a_problem_of_many_files_is_told_once(folder: Path, save_mask: Callable[..., Path]) -> None:
-    for number in range(30):
-        (folder / "images" / f"x{number:02}.jpg").write_bytes(b"")
-        save_mask(folder / "masks" / f"x{number:02}.png", np.full((4, 6), 9 + number % 2)[: 1 + number % 4])
+def test_an_issue_of_many_files_is_listed_once(folder: Path, save_mask: Callable[..., Path]) -> None:
+    for index in range(30):
+        (folder / "images" / f"x{index:02}.jpg").write_bytes(b"")
+        save_mask(folder / "masks" / f"x{index:02}.png", np.full((4, 6), 9 + index % 2)[: 1 + index % 4])
     report = check_data(folder)
-    assert len(report.problems) == 60
+    assert len(report.issues) == 60
     lines = report.summary().splitlines()
-    start = lines.index("60 problems of 2 kinds (--all lists each one):")
+    start = lines.index("60 issues of 2 kinds (--all lists each one):")
     assert "x00.jpg is empty" in lines[start + 1]
     assert lines[start + 2].count(".jpg") == 3
     assert lines[start + 2].endswith("x03.jpg and 26 more")
@@ -113,22 +113,22 @@ def test_a_problem_of_many_files_is_told_once(folder: Path, save_mask: Callable[
     assert lines[start + 4].endswith("x03.png and 26 more")
     assert lines[-1] == "  ids of no class: 9 in 15 masks, 10 in 15 masks"
     every = report.summary(every=True)
-    assert all(problem in every for problem in report.problems)
-    assert "60 problems:" in every
+    assert all(issue in every for issue in report.issues)
+    assert "60 issues:" in every
 
 
 def test_sizes_and_missing_files_are_kinds_too(folder: Path, save_mask: Callable[..., Path]) -> None:
-    for number in range(4):
-        save_mask(folder / "masks" / f"{number}.png", np.zeros((5 + number, 6)))
-    for number in range(4, 7):
-        (folder / "masks" / f"{number}.png").unlink()
-        (folder / "masks" / f"orphan {number}.png").write_bytes(b"")
-    assert "10 problems of 3 kinds" in check_data(folder).summary()
+    for index in range(4):
+        save_mask(folder / "masks" / f"{index}.png", np.zeros((5 + index, 6)))
+    for index in range(4, 7):
+        (folder / "masks" / f"{index}.png").unlink()
+        (folder / "masks" / f"orphan {index}.png").write_bytes(b"")
+    assert "10 issues of 3 kinds" in check_data(folder).summary()
 
 
 def test_many_kinds_are_shortened(folder: Path) -> None:
     data = FolderData(folder)
-    data.problems = [f"{chr(97 + number) * 3} is wrong" for number in range(25)]
+    data.issues = [f"{chr(97 + index) * 3} is wrong" for index in range(25)]
     assert "… and 5 more (--all" in check_data(data).summary()
 
 

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from messagenet.data import VOC_CLASSES, VOC_NAMES, VOID, Classes, read_classes, voc_palette
+from messagenet.data import VOC_CLASSES, VOID, Classes, read_classes
+from messagenet.data.classes import VOC_NAMES, voc_palette
 from messagenet.errors import InputError
 
 
@@ -54,9 +55,7 @@ def test_colour_table_includes_void() -> None:
         (("a", "b"), ((0, 0, 9), (0, 0, 9)), "classes a, b share the colour"),
     ],
 )
-def test_bad_classes(
-    names: tuple[str, ...], colours: tuple[tuple[int, int, int], ...], expected: str
-) -> None:
+def test_bad_classes(names: tuple[str, ...], colours: tuple[tuple[int, int, int], ...], expected: str) -> None:
     with pytest.raises(InputError, match=expected):
         Classes(names, colours)
 

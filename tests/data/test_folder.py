@@ -18,10 +18,10 @@ def names(data: FolderData) -> list[str]:
 class TestReading:
     def test_pairs_by_stem(self, folder: Path) -> None:
         data = FolderData(folder)
-        assert names(data) == [str(number) for number in range(10)]
+        assert names(data) == [str(index) for index in range(10)]
         assert data.classes.names == ("background", "road", "sky")
         assert data[1].mask.tolist() == [[2, 0, 0, 1, 1, 2]] * 3 + [[VOID] * 6]
-        assert data.problems == []
+        assert data.issues == []
 
     @pytest.mark.parametrize("mode", ["P", "L", "I;16"])
     def test_mask_formats(self, folder: Path, save_mask: Callable[..., Path], mode: str) -> None:
@@ -31,9 +31,7 @@ class TestReading:
 
     def test_painted_masks(self, folder: Path) -> None:
         (folder / "classes.txt").write_text("background 0 0 0\nroad 10 20 30\nsky #ff0000\nvoid 9 9 9\n")
-        painted = np.array(
-            [[[0, 0, 0], [10, 20, 30], [255, 0, 0], [9, 9, 9], [0, 0, 0], [0, 0, 0]]] * 4, np.uint8
-        )
+        painted = np.array([[[0, 0, 0], [10, 20, 30], [255, 0, 0], [9, 9, 9], [0, 0, 0], [0, 0, 0]]] * 4, np.uint8)
         Image.fromarray(painted).save(folder / "masks" / "0.png")
         assert FolderData(folder)[0].mask[0].tolist() == [0, 1, 2, VOID, 0, 0]
 
@@ -68,15 +66,13 @@ class TestSplits:
         for kind, suffix in (("images", "jpg"), ("masks", "png")):
             for split, first, last in (("train", 0, 6), ("val", 6, 10)):
                 (folder / kind / split).mkdir()
-                for number in range(first, last):
-                    file = folder / kind / f"{number}.{suffix}"
+                for index in range(first, last):
+                    file = folder / kind / f"{index}.{suffix}"
                     file.rename(folder / kind / split / file.name)
-        assert names(FolderData(folder, split="train")) == [f"train/{number}" for number in range(6)]
-        assert names(FolderData(folder, split="val")) == [f"val/{number}" for number in range(6, 10)]
+        assert names(FolderData(folder, split="train")) == [f"train/{index}" for index in range(6)]
+        assert names(FolderData(folder, split="val")) == [f"val/{index}" for index in range(6, 10)]
         assert len(FolderData(folder)) == 10
-        with pytest.raises(
-            InputError, match=r'has the splits train, val but no "test"; add .*images/test/ or'
-        ):
+        with pytest.raises(InputError, match=r'has the splits train, val but no "test"; add .*images/test/ or'):
             FolderData(folder, split="test")
 
     def test_a_split_folder_without_masks_is_unlabelled(self, folder: Path) -> None:
@@ -100,7 +96,7 @@ class TestSplits:
 
     def test_automatic_hold_out(self, folder: Path) -> None:
         train, val = (names(FolderData(folder, split=split)) for split in ("train", "val"))
-        assert sorted(train + val) == [str(number) for number in range(10)]
+        assert sorted(train + val) == [str(index) for index in range(10)]
         assert val
         assert len(train) > len(val)
         with pytest.raises(InputError, match=r'no split "test"; list its names in .*test\.txt'):
@@ -110,13 +106,11 @@ class TestSplits:
 class TestRefusals:
     def test_missing_mask(self, folder: Path) -> None:
         (folder / "masks" / "4.png").unlink()
-        with pytest.raises(
-            InputError, match=r"image .*4\.jpg has no mask; add .*masks/4\.png or remove the image"
-        ):
+        with pytest.raises(InputError, match=r"image .*4\.jpg has no mask; add .*masks/4\.png or remove the image"):
             FolderData(folder)
         lenient = FolderData(folder, strict=False)
         assert len(lenient) == 9
-        assert len(lenient.problems) == 1
+        assert len(lenient.issues) == 1
 
     def test_names_that_do_not_match(self, folder: Path) -> None:
         for file in sorted((folder / "masks").iterdir()):
@@ -124,11 +118,11 @@ class TestRefusals:
         with pytest.raises(InputError, match=r"0\.jpg and 0_mask\.png, for one, differ"):
             FolderData(folder)
 
-    def test_mask_without_image_is_a_problem_but_no_obstacle(self, folder: Path) -> None:
+    def test_mask_without_image_is_an_issue_but_no_obstacle(self, folder: Path) -> None:
         (folder / "images" / "4.jpg").unlink()
         data = FolderData(folder)
         assert len(data) == 9
-        assert "4.png has no image" in data.problems[0]
+        assert "4.png has no image" in data.issues[0]
 
     def test_name_used_twice(self, folder: Path, save_image: Callable[..., Path]) -> None:
         save_image(folder / "images" / "4.png")
@@ -146,9 +140,7 @@ class TestRefusals:
 
     def test_missing_class_list_says_what_to_write(self, folder: Path) -> None:
         (folder / "classes.txt").unlink()
-        with pytest.raises(
-            InputError, match=r"write .*classes\.txt .*\(the masks hold ids 0, 1, 2, 255: 3 lines\)"
-        ):
+        with pytest.raises(InputError, match=r"write .*classes\.txt .*\(the masks hold ids 0, 1, 2, 255: 3 lines\)"):
             FolderData(folder)
         for file in (folder / "masks").iterdir():
             Image.fromarray(np.full((4, 6, 3), (1, 2, 3), np.uint8)).save(file)

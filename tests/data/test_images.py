@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from PIL import Image
 
-from messagenet.data import VOID, Classes, decode_image, decode_mask, find_images, read_image, read_mask
-from messagenet.data.images import MAX_PIXELS
+from messagenet.data import VOID, Classes, decode_image, find_images, read_image, read_mask
+from messagenet.data.images import MAX_PIXELS, decode_mask
 from messagenet.errors import InputError
 
 
-def encoded(picture: Image.Image, format: str = "PNG", **options: object) -> bytes:
+def encoded(image: Image.Image, format: str = "PNG", **options: object) -> bytes:
     file = BytesIO()
-    picture.save(file, format, **options)
+    image.save(file, format, **options)
     return file.getvalue()
 
 
@@ -76,10 +76,10 @@ class TestReadImage:
 
     @pytest.mark.parametrize("mode", ["1", "L", "P", "YCbCr"])
     def test_other_modes(self, mode: str, photograph: np.ndarray) -> None:
-        picture = Image.fromarray(photograph).convert(mode)
-        image = decode_image(encoded(picture, "TIFF" if mode == "YCbCr" else "PNG"))
+        pixels = Image.fromarray(photograph).convert(mode)
+        image = decode_image(encoded(pixels, "TIFF" if mode == "YCbCr" else "PNG"))
         assert image.dtype == np.uint8
-        assert np.array_equal(image, np.asarray(picture.convert("RGB")))
+        assert np.array_equal(image, np.asarray(pixels.convert("RGB")))
 
     def test_first_frame_of_an_animation(self) -> None:
         frames = [Image.new("RGB", (4, 4), colour) for colour in ("red", "blue")]
@@ -131,10 +131,7 @@ class TestReadImage:
         with pytest.raises(InputError, match="32-bit"):
             decode_image(encoded(Image.new("I", (2, 2), 1 << 20), "TIFF"))
 
-    @given(
-        data=st.binary(max_size=200),
-        head=st.sampled_from([b"\x89PNG\r\n\x1a\n", b"GIF89a", b"BM", b"II*\0", b""]),
-    )
+    @given(data=st.binary(max_size=200), head=st.sampled_from([b"\x89PNG\r\n\x1a\n", b"GIF89a", b"BM", b"II*\0", b""]))
     @settings(max_examples=60, deadline=None)
     def test_bytes_of_any_kind_give_an_image_or_one_line(self, data: bytes, head: bytes) -> None:
         with warnings.catch_warnings():
@@ -152,9 +149,9 @@ class TestReadMask:
     def test_palette_grey_and_16_bit_hold_ids(self, ids: np.ndarray) -> None:
         palette = Image.fromarray(ids)
         palette.putpalette(Classes(("a", "b")).palette())
-        for picture in (palette, Image.fromarray(ids), Image.fromarray(ids.astype(np.uint16) * 200)):
-            factor = 200 if picture.mode.startswith("I") else 1
-            assert np.array_equal(decode_mask(encoded(picture)), ids.astype(np.int64) * factor)
+        for image in (palette, Image.fromarray(ids), Image.fromarray(ids.astype(np.uint16) * 200)):
+            factor = 200 if image.mode.startswith("I") else 1
+            assert np.array_equal(decode_mask(encoded(image)), ids.astype(np.int64) * factor)
 
     @pytest.mark.parametrize("depth", [1, 2, 4])
     def test_few_bits_per_pixel(self, depth: int) -> None:
@@ -167,12 +164,7 @@ class TestReadMask:
             return len(body).to_bytes(4, "big") + kind + body + zlib.crc32(kind + body).to_bytes(4, "big")
 
         header = (8).to_bytes(4, "big") + (2).to_bytes(4, "big") + bytes([depth, 0, 0, 0, 0])
-        data = (
-            b"\x89PNG\r\n\x1a\n"
-            + chunk(b"IHDR", header)
-            + chunk(b"IDAT", zlib.compress(rows))
-            + chunk(b"IEND", b"")
-        )
+        data = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
         assert np.array_equal(decode_mask(data), ids)
 
     @given(ids=arrays(np.uint8, (6, 5), elements=st.sampled_from([0, 1, 2, 20, VOID])))
@@ -180,17 +172,13 @@ class TestReadMask:
     def test_painted_masks_invert_the_palette(self, ids: np.ndarray) -> None:
         classes = Classes(tuple(f"class {label}" for label in range(21)))
         painted = np.array(classes.palette(), np.uint8).reshape(256, 3)[ids]
-        assert np.array_equal(
-            decode_mask(encoded(Image.fromarray(painted)), colours=classes.colour_table()), ids
-        )
+        assert np.array_equal(decode_mask(encoded(Image.fromarray(painted)), colours=classes.colour_table()), ids)
 
     def test_unknown_colour_is_named_and_counted(self) -> None:
         painted = np.zeros((4, 4, 3), np.uint8)
         painted[0] = (1, 2, 255)
         painted[1, 0] = (9, 9, 9)
-        with pytest.raises(
-            InputError, match=r"m\.png holds colour \(1, 2, 255\) = #0102ff at 4 pixels and 1 more"
-        ):
+        with pytest.raises(InputError, match=r"m\.png holds colour \(1, 2, 255\) = #0102ff at 4 pixels and 1 more"):
             decode_mask(encoded(Image.fromarray(painted)), "m.png", Classes(("a", "b")).colour_table())
 
     def test_grey_classes_are_looked_up_in_grey_masks(self) -> None:
@@ -200,7 +188,7 @@ class TestReadMask:
         assert decode_mask(encoded(Image.fromarray(values).convert("1")), colours=table).tolist() == [[0, 1]]
 
     def test_rgb_needs_colours(self) -> None:
-        with pytest.raises(InputError, match="is an RGB picture; give a class list with colours"):
+        with pytest.raises(InputError, match="is an RGB image; give a class list with colours"):
             decode_mask(encoded(Image.new("RGB", (2, 2))))
 
     def test_jpeg_is_refused_with_the_reason(self) -> None:
@@ -221,15 +209,7 @@ class TestReadMask:
 class TestFindImages:
     @pytest.fixture
     def tree(self, tmp_path: Path) -> Path:
-        for name in (
-            "b.jpg",
-            "a.PNG",
-            "sub/c.webp",
-            "sub/deep/d.tif",
-            "notes.txt",
-            ".hidden.png",
-            "sub/.cache/e.png",
-        ):
+        for name in ("b.jpg", "a.PNG", "sub/c.webp", "sub/deep/d.tif", "notes.txt", ".hidden.png", "sub/.cache/e.png"):
             (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / name).touch()
         return tmp_path

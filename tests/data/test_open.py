@@ -5,18 +5,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import messagenet.settings
 from messagenet.data import (
+    VOC_CLASSES,
     VOID,
+    ConcatData,
     FolderData,
-    Joined,
     SbdData,
     SyntheticScenes,
     VocData,
+    check_data,
     is_generated,
     open_data,
 )
-from messagenet.data.open import FORMS
+from messagenet.data.open import forms
+from messagenet.data.pairs import PairData
 from messagenet.errors import InputError
+from messagenet.settings import register
 
 
 def test_noisy() -> None:
@@ -38,12 +43,8 @@ def test_synthetic() -> None:
 
 
 def test_folders_by_name_and_by_layout(folder: Path, devkit: Path, sbd: Path) -> None:
-    for kind, place, expected in (
-        ("folder", folder, FolderData),
-        ("voc", devkit, VocData),
-        ("sbd", sbd, SbdData),
-    ):
-        for spec in (f"{kind}:{place}", str(place), place):
+    for kind, location, expected in (("folder", folder, FolderData), ("voc", devkit, VocData), ("sbd", sbd, SbdData)):
+        for spec in (f"{kind}:{location}", str(location), location):
             assert type(open_data(spec)) is expected
     assert len(open_data(f"folder:{folder}", "val")) + len(open_data(folder)) == 10
     assert len(open_data(devkit, "val")) == 2
@@ -51,7 +52,7 @@ def test_folders_by_name_and_by_layout(folder: Path, devkit: Path, sbd: Path) ->
 
 def test_train_aug_from_both_releases(devkit: Path, sbd: Path) -> None:
     spec = f"voc:{devkit},{sbd}"
-    assert isinstance(open_data(spec, "trainaug"), Joined)
+    assert isinstance(open_data(spec, "trainaug"), ConcatData)
     assert len(open_data(spec, "train_aug")) == 5
     assert len(open_data(spec, "val")) == 2
 
@@ -84,6 +85,8 @@ def test_settings_reach_the_data(folder: Path, tmp_path: Path) -> None:
     data = open_data(f"folder:{folder}", classes=tmp_path / "list.txt", void_values=[2])
     assert data.classes.names == ("one", "two")
     assert set(np.unique(data[0].mask)) == {0, 1, 255}
+    assert open_data(f"folder:{folder}", classes=["a", "b", "c"]).classes.names == ("a", "b", "c")
+    assert open_data(f"folder:{folder}", classes=3).classes.num_classes == 3
     kept = open_data(f"folder:{folder}", keep=["sky", "road"], rest="background")
     assert kept.classes.names == ("background", "sky", "road")
 
@@ -92,7 +95,7 @@ def test_settings_reach_the_data(folder: Path, tmp_path: Path) -> None:
 def test_bad_specifications_list_the_forms(spec: str) -> None:
     with pytest.raises(InputError) as raised:
         open_data(spec)
-    assert all(form in str(raised.value) for form in FORMS)
+    assert all(form in str(raised.value) for form in forms())
 
 
 def test_other_refusals(tmp_path: Path) -> None:
@@ -107,3 +110,32 @@ def test_other_refusals(tmp_path: Path) -> None:
     (tmp_path / "list.txt").write_text("one\ntwo\n")
     with pytest.raises(InputError, match="classes of their own"):
         open_data("synthetic", classes=tmp_path / "list.txt")
+
+
+def test_a_reader_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(messagenet.settings._REGISTRY, "data", dict(messagenet.settings._REGISTRY["data"]))
+
+    @register("data", "squares")
+    def open_squares(location: str, *, split: str = "train", void_values: tuple[int, ...] = ()) -> PairData:
+        pairs = [(np.zeros((int(location), 3, 3), np.uint8), np.zeros((int(location), 3), np.uint8))]
+        data = PairData(pairs, ["one", "two"], void_values)
+        data.name = f"squares {split}"
+        return data
+
+    assert open_data("squares:5", None).name == "squares train"
+    data = open_data("squares:5", "val+test", void_values=[0])
+    assert data.name == "squares val + squares test"
+    assert (data[1].mask == VOID).all()
+    assert "squares:LOCATION" in forms()
+    assert not is_generated("squares:5")
+    with pytest.raises(InputError, match='did you mean "squares"'):
+        open_data("sqares:5")
+    with pytest.raises(InputError, match="squares data have classes of their own"):
+        open_data("squares:5", classes=VOC_CLASSES)
+
+
+def test_a_torch_data_set() -> None:
+    pairs = [(np.zeros((4, 6, 3), np.uint8), np.full((4, 6), label, np.uint8)) for label in (0, 1, 7)]
+    data = open_data(pairs, classes=VOC_CLASSES, void_values=[7], keep=["background", "aeroplane"])
+    assert [sample.mask[0, 0] for sample in data] == [0, 1, VOID]
+    assert check_data(data).labelled == 3

@@ -16,9 +16,7 @@ from messagenet.evaluation.confusion import confusion_matrix, mean_iou
 K = 3
 VOID = 255
 label_maps = hnp.arrays(
-    np.uint8,
-    hnp.array_shapes(min_dims=2, max_dims=2, max_side=9),
-    elements=st.sampled_from([0, 0, 0, 1, 2, VOID]),
+    np.uint8, hnp.array_shapes(min_dims=2, max_dims=2, max_side=9), elements=st.sampled_from([0, 0, 0, 1, 2, VOID])
 )
 
 
@@ -45,32 +43,32 @@ def test_distance_is_exact_on_a_larger_map_of_blobs():
 
 @settings(max_examples=60, deadline=None)
 @given(label_maps, st.randoms(use_true_random=False))
-def test_bands_hold_exactly_the_pixels_within_their_width(truth, random):
-    predicted = np.array([[random.randrange(K) for _ in row] for row in truth])
+def test_bands_hold_exactly_the_pixels_within_their_width(target, random):
+    predicted = np.array([[random.randrange(K) for _ in row] for row in target])
     widths = (1, 2, 3, 5)
-    distance = naive_distance(truth)
-    expected = [confusion_matrix(predicted, np.where(distance <= width, truth, VOID), K) for width in widths]
-    matrices = trimap_matrices(predicted, truth, K, widths)
+    distance = naive_distance(target)
+    expected = [confusion_matrix(predicted, np.where(distance <= width, target, VOID), K) for width in widths]
+    matrices = trimap_matrices(predicted, target, K, widths)
     np.testing.assert_array_equal(matrices, expected)
     np.testing.assert_array_equal(trimap_iou(matrices), [mean_iou(matrix) for matrix in expected])
 
 
 def test_width_one_is_the_pixel_on_either_side():
-    truth = np.repeat([[0, 0, 0, 1, 1, 1]], 4, axis=0)
-    assert trimap_matrices(truth, truth, 2, widths=(1,)).sum() == 2 * 4
+    target = np.repeat([[0, 0, 0, 1, 1, 1]], 4, axis=0)
+    assert trimap_matrices(target, target, 2, widths=(1,)).sum() == 2 * 4
 
 
 def test_an_outline_of_void_is_a_boundary_but_is_not_scored():
-    truth = np.array([[0, 0, 0, VOID, VOID, 1, 1, 1]])
-    matrix = trimap_matrices(np.zeros_like(truth), truth, 2, widths=(1,))[0]
+    target = np.array([[0, 0, 0, VOID, VOID, 1, 1, 1]])
+    matrix = trimap_matrices(np.zeros_like(target), target, 2, widths=(1,))[0]
     np.testing.assert_array_equal(matrix, [[1, 0], [1, 0]])
 
 
 def test_wide_bands_reach_the_ordinary_iou():
     generator = np.random.default_rng(2)
-    truth, predicted = generator.integers(0, K, (2, 20, 20))
-    matrices = trimap_matrices(predicted, truth, K, widths=(100,))
-    np.testing.assert_array_equal(matrices[0], confusion_matrix(predicted, truth, K))
+    target, predicted = generator.integers(0, K, (2, 20, 20))
+    matrices = trimap_matrices(predicted, target, K, widths=(100,))
+    np.testing.assert_array_equal(matrices[0], confusion_matrix(predicted, target, K))
 
 
 def test_an_image_without_boundary_has_no_band():

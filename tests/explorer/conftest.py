@@ -22,12 +22,12 @@ def models(tmp_path_factory) -> list[ServedModel]:
     folder = tmp_path_factory.mktemp("models")
     relations = [surrounding(cells=3), above(cells=2), below(cells=2)]
     box = [surrounding(0.4, form="box"), above(cells=2)]
-    nets = {
+    untrained = {
         "messages": MessageNet("tiny", SCENE_CLASSES, relations, hidden=8, iterations=2),
         "boxes": MessageNet("tiny", SCENE_CLASSES, box, hidden=8),
         "alone": UnaryNet("tiny", SCENE_CLASSES, hidden=8),
     }
-    return load_models([net.save(folder / name) for name, net in nets.items()])
+    return load_models([model.save(folder / name) for name, model in untrained.items()])
 
 
 @pytest.fixture(scope="module")

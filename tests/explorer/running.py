@@ -18,13 +18,13 @@ from starlette.testclient import TestClient
 from messagenet.explorer import Limits
 from messagenet.explorer.app import create_app
 from messagenet.explorer.explorer import Explorer
-from messagenet.explorer.guards import PatientProtocol
-from messagenet.explorer.launch import listening
+from messagenet.explorer.guards import TimeoutProtocol
+from messagenet.explorer.launch import listen
 from messagenet.explorer.logs import Metrics
-from messagenet.explorer.models import ServedModel, scenes
+from messagenet.explorer.models import ServedModel, scene_samples
 
 OWN = "http://127.0.0.1:8765"
-SCENES = scenes()
+SCENES = scene_samples()
 
 
 def encoded(pixels: np.ndarray, kind: str = "PNG", **options: Any) -> bytes:
@@ -38,9 +38,7 @@ def photo(seed: int = 0, height: int = 37, width: int = 50) -> np.ndarray:
 
 
 @contextmanager
-def explorer_client(
-    models: list[ServedModel], limits: Limits | None = None, **options: Any
-) -> Iterator[TestClient]:
+def explorer_client(models: list[ServedModel], limits: Limits | None = None, **options: Any) -> Iterator[TestClient]:
     explorer = Explorer(models, limits or Limits(), Metrics())
     samples = options.pop("samples", SCENES)
     with TestClient(create_app(explorer, samples), base_url=OWN, **options) as client:
@@ -51,12 +49,10 @@ def explorer_client(
 def running_server(models: list[ServedModel], limits: Limits | None = None) -> Iterator[tuple[str, int]]:
     """A real server on a free port, in a thread; its address."""
     limits = limits or Limits()
-    listener = listening("127.0.0.1", 0)
+    listener = listen("127.0.0.1", 0)
     app = create_app(Explorer(models, limits, Metrics()), SCENES)
-    protocol = type("Protocol", (PatientProtocol,), {"patience": limits.header_seconds})
-    config = uvicorn.Config(
-        app, http=protocol, ws="none", log_config=None, access_log=False, proxy_headers=False
-    )
+    protocol = type("Protocol", (TimeoutProtocol,), {"timeout": limits.header_seconds})
+    config = uvicorn.Config(app, http=protocol, ws="none", log_config=None, access_log=False, proxy_headers=False)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
@@ -74,9 +70,9 @@ def until(condition: Callable[[], object], seconds: float = 30.0) -> None:
 
 
 def until_closed(connection: socket.socket, seconds: float) -> tuple[bytes, float]:
-    """What the server says until it hangs up, and how long that takes."""
+    """What the server sends until it closes the connection, and how long that takes."""
     connection.settimeout(seconds)
-    started, said = time.monotonic(), b""
+    started, received = time.monotonic(), b""
     while data := connection.recv(65536):
-        said += data
-    return said, time.monotonic() - started
+        received += data
+    return received, time.monotonic() - started

@@ -13,11 +13,12 @@ import urllib.request
 import pytest
 
 from messagenet import InputError, cli
-from messagenet import explorer as serving
+from messagenet import explorer as explorer_package
+from messagenet.data.classes import numbered_classes
 from messagenet.explorer import Limits, launch
-from messagenet.explorer.launch import is_loopback, limits_for, listening
+from messagenet.explorer.launch import is_loopback, limits_for, listen
 from messagenet.explorer.models import load_models
-from messagenet.models import UnaryNet
+from messagenet.models import InputSpec, UnaryNet
 
 
 @pytest.fixture
@@ -51,14 +52,13 @@ def test_the_command_serves_until_it_is_interrupted(model):
     assert [(line["event"], line["path"], line["status"]) for line in lines] == [("request", "/models", 200)]
 
 
-def test_pictures_are_reduced_to_what_all_models_are_for(tmp_path):
+def test_images_are_reduced_to_what_all_models_are_for(tmp_path):
     folders = []
     for name, side in (("any", None), ("small", 200), ("large", 5000)):
-        net = UnaryNet("tiny", 3, hidden=8)
-        net.longest_side = side
-        folders.append(net.save(tmp_path / name))
-    assert limits_for(load_models(folders)).side == 200
-    assert limits_for(load_models([folders[0], folders[2]])).side == Limits.side
+        model = UnaryNet("tiny", InputSpec(numbered_classes(3), longest_side=side), hidden=8)
+        folders.append(model.save(tmp_path / name))
+    assert limits_for(load_models(folders)).longest_side == 200
+    assert limits_for(load_models([folders[0], folders[2]])).longest_side == Limits.longest_side
 
 
 def test_a_port_in_use(model, monkeypatch, capsys):
@@ -94,7 +94,7 @@ def test_without_the_extra(monkeypatch, capsys, package):
 )
 def test_the_browser_opens_on_a_terminal_or_when_asked(monkeypatch, arguments, terminal, shown):
     asked = []
-    monkeypatch.setattr(serving, "serve", lambda models, **options: asked.append(options["open_browser"]))
+    monkeypatch.setattr(explorer_package, "serve", lambda models, **options: asked.append(options["open_browser"]))
     monkeypatch.setattr(sys, "argv", ["messagenet", "serve", *arguments])
     monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal, raising=False)
     with pytest.raises(SystemExit):
@@ -103,10 +103,10 @@ def test_the_browser_opens_on_a_terminal_or_when_asked(monkeypatch, arguments, t
 
 
 def test_a_free_port_is_found():
-    with listening("127.0.0.1", 0) as first, listening("127.0.0.1", 0) as second:
+    with listen("127.0.0.1", 0) as first, listen("127.0.0.1", 0) as second:
         assert first.getsockname()[1] != second.getsockname()[1]
     with pytest.raises(InputError, match="--host"):
-        listening("999.1.1.1", 0)
+        listen("999.1.1.1", 0)
 
 
 def test_who_can_reach_an_address():
@@ -115,4 +115,4 @@ def test_who_can_reach_an_address():
     assert is_loopback("localhost")
     assert not is_loopback("0.0.0.0")
     assert not is_loopback("10.0.0.5")
-    assert launch.url("localhost", 1) == "http://localhost:1/"
+    assert launch.page_url("localhost", 1) == "http://localhost:1/"

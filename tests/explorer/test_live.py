@@ -53,8 +53,8 @@ def address(models):
 def drip(connection: socket.socket, data: bytes, pause: float) -> None:
     """Sends a few bytes at a time, until the server has had enough."""
     try:
-        for place in range(0, len(data), 4):
-            connection.sendall(data[place : place + 4])
+        for start in range(0, len(data), 4):
+            connection.sendall(data[start : start + 4])
             time.sleep(pause)
     except OSError:
         pass
@@ -64,9 +64,9 @@ def test_a_slow_upload_is_ended(address):
     with socket.create_connection(address) as connection:
         connection.sendall(head(len(FORM)) + FORM[:50])
         threading.Thread(target=drip, args=(connection, FORM[50:], 0.05), daemon=True).start()
-        said, seconds = until_closed(connection, 20)
-    assert said.startswith(b"HTTP/1.1 408")
-    assert b"took too long to arrive" in said
+        received, seconds = until_closed(connection, 20)
+    assert received.startswith(b"HTTP/1.1 408")
+    assert b"took too long to arrive" in received
     assert 0.4 < seconds < 10
     assert segment(address)[0] == 200
 
@@ -76,8 +76,8 @@ def test_headers_that_never_end_are_ended(address):
         threading.Thread(
             target=drip, args=(connection, b"GET / HTTP/1.1\r\nX: " + b"y" * 9999, 0.05), daemon=True
         ).start()
-        said, seconds = until_closed(connection, 20)
-    assert said == b""
+        received, seconds = until_closed(connection, 20)
+    assert received == b""
     assert 0.4 < seconds < 10
 
 
@@ -86,12 +86,12 @@ def test_a_client_that_says_nothing_is_ended(address):
         assert until_closed(connection, 20)[0] == b""
 
 
-def test_what_is_too_long_is_told_before_it_has_arrived(address):
+def test_a_request_too_long_is_refused_before_it_has_arrived(address):
     with socket.create_connection(address) as connection:
         connection.sendall(head(10**12) + b"x" * 100)
         threading.Thread(target=drip, args=(connection, b"x" * 9999, 0.05), daemon=True).start()
-        said, seconds = until_closed(connection, 20)
-    assert said.startswith(b"HTTP/1.1 413")
+        received, seconds = until_closed(connection, 20)
+    assert received.startswith(b"HTTP/1.1 413")
     assert seconds < 10
 
 
@@ -144,24 +144,24 @@ def test_slow_clients_do_not_hold_up_others(address):
 def test_raw_paths_lead_nowhere(address, path):
     with socket.create_connection(address) as connection:
         connection.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
-        said, _ = until_closed(connection, 20)
-    assert said.startswith((b"HTTP/1.1 404", b"HTTP/1.1 400"))
-    assert b"root:" not in said
-    assert b"import" not in said
+        received, _ = until_closed(connection, 20)
+    assert received.startswith((b"HTTP/1.1 404", b"HTTP/1.1 400"))
+    assert b"root:" not in received
+    assert b"import" not in received
 
 
 def test_overload_is_answered_at_once_and_passes(models, monkeypatch):
     entered, gate = threading.Event(), threading.Event()
-    infer = explorer_module.infer
+    infer = explorer_module.trace_beliefs
 
     def slow(*arguments):
         entered.set()
         assert gate.wait(60)
         return infer(*arguments)
 
-    monkeypatch.setattr(explorer_module, "infer", slow)
+    monkeypatch.setattr(explorer_module, "trace_beliefs", slow)
     forms = [FORM.replace(encoded(photo()), encoded(photo(seed, 20, 20 + seed))) for seed in range(12)]
-    with running_server(models[2:], Limits(waiting=4, batch=1)) as address, ThreadPoolExecutor(12) as pool:
+    with running_server(models[2:], Limits(waiting=4, batch_size=1)) as address, ThreadPoolExecutor(12) as pool:
         answers = [pool.submit(segment, address, forms[0])]
         assert entered.wait(30)  # one is at work before the others come, four of which may wait
         answers += [pool.submit(segment, address, form) for form in forms[1:]]
@@ -174,7 +174,7 @@ def test_overload_is_answered_at_once_and_passes(models, monkeypatch):
     for status, content, headers in refused:
         assert status == 503
         assert headers["Retry-After"] == "1"
-        assert "too much to do" in content["error"]
+        assert "the server is busy" in content["error"]
 
 
 def test_only_so_many_bodies_at_once(models):

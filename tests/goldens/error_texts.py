@@ -18,9 +18,7 @@ def template(node: ast.expr) -> str | None:
         case ast.Constant(value=str(text)):
             return text
         case ast.JoinedStr(values=parts):
-            return "".join(
-                "{}" if isinstance(part, ast.FormattedValue) else template(part) or "" for part in parts
-            )
+            return "".join("{}" if isinstance(part, ast.FormattedValue) else template(part) or "" for part in parts)
         case ast.BinOp(left=left, op=ast.Add(), right=right):
             parts = (template(left), template(right))
             return None if parts == (None, None) else "".join(part or "{}" for part in parts)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from messagenet import InputError
-from messagenet.graph.typed import TypedGraph, batch_graphs, lay_out
+from messagenet.graph.typed import TypedGraph, batch_graphs, index_messages
 
 
 @settings(max_examples=40, deadline=None)
@@ -24,7 +24,7 @@ def test_every_slot_knows_its_factor(seed, ordered, sends_to, orders):
     dice = random.Random(seed)
     scopes = [dice.sample(range(6), dice.choice(orders)) for _ in range(dice.randint(0, 8))]
     graph = TypedGraph.build(6, {"f": scopes})
-    layout = graph.layout("f", ordered=ordered, sends_to=sends_to)
+    layout = graph.message_index("f", ordered=ordered, sends_to=sends_to)
     found = []
     for part in layout.slots:
         assert part.receivers.tolist() == sorted(part.receivers.tolist())
@@ -44,9 +44,7 @@ def test_every_slot_knows_its_factor(seed, ordered, sends_to, orders):
                 assert back < 0 or layout.receivers[back] == sender
             assert part.estimator == (list(sends_to or range(9)).index(position) if ordered else 0)
             found.append((number, position))
-    positions = [
-        (f, i) for f, s in enumerate(scopes) for i in (range(len(s)) if sends_to is None else sends_to)
-    ]
+    positions = [(f, i) for f, s in enumerate(scopes) for i in (range(len(s)) if sends_to is None else sends_to)]
     assert sorted(found) == sorted(positions)
     assert len(layout) == len(positions)
     assert sum(int(count.sum()) for count in layout.counts) == len(positions)
@@ -55,15 +53,17 @@ def test_every_slot_knows_its_factor(seed, ordered, sends_to, orders):
 def test_reverse_of_the_reverse_is_the_slot_itself():
     pairs = torch.tensor([[0, 3], [2, 1], [1, 0], [3, 1]])
     for ordered in (True, False):
-        layout = lay_out([(pairs, torch.arange(4))], 4, ordered=ordered)
+        layout = index_messages([(pairs, torch.arange(4))], 4, ordered=ordered)
         reverse = torch.cat([part.reverse[:, 0] for part in layout.slots])
         assert torch.equal(reverse[reverse], torch.arange(8))
 
 
-def test_layouts_are_made_once():
+def test_message_indices_are_computed_once():
     graph = TypedGraph.build(3, {"f": [[0, 1]]})
-    assert graph.layout("f", ordered=True, sends_to=None) is graph.layout("f", ordered=True, sends_to=None)
-    assert len(graph.layout("absent", ordered=True, sends_to=None)) == 0
+    assert graph.message_index("f", ordered=True, sends_to=None) is graph.message_index(
+        "f", ordered=True, sends_to=None
+    )
+    assert len(graph.message_index("absent", ordered=True, sends_to=None)) == 0
     moved = graph.to("cpu")
     assert torch.equal(moved.factors["f"][0].scopes, graph.factors["f"][0].scopes)
 
@@ -73,7 +73,7 @@ def test_batches_keep_the_order_of_factors_within_a_type():
     second = TypedGraph.build(3, {"g": [[0, 1]], "f": [[1, 2], [0, 1, 2]]}, {"x": [2], "y": [0, 1]})
     both = batch_graphs([first, second])
     assert both.sizes == (4, 3)
-    blocks = {b.scopes.shape[1]: (b.scopes.tolist(), b.numbers.tolist()) for b in both.factors["f"]}
+    blocks = {b.scopes.shape[1]: (b.scopes.tolist(), b.factor_ids.tolist()) for b in both.factors["f"]}
     assert blocks == {2: ([[2, 3], [5, 6]], [1, 2]), 3: ([[0, 1, 2], [4, 5, 6]], [0, 3])}
     assert both.factors["g"][0].scopes.tolist() == [[4, 5]]
     assert both.variable_types.tolist() == [0, 0, 1, 1, 1, 1, 0]

@@ -21,7 +21,7 @@ INF = float("inf")
 
 
 @dataclass(frozen=True)
-class Truth:
+class Enumeration:
     """Exact answers by listing every joint state (unbatched)."""
 
     log_z: float
@@ -32,7 +32,7 @@ class Truth:
     map_state: list[int]
 
 
-def _brute_force(graph: FactorGraph, potentials: Any) -> Truth:
+def _brute_force(graph: FactorGraph, potentials: Any) -> Enumeration:
     cardinalities = graph.cardinalities.tolist()
     scopes = graph.scopes()
     tables = [table.tolist() for table in graph.unpack(potentials)]
@@ -58,11 +58,11 @@ def _brute_force(graph: FactorGraph, potentials: Any) -> Truth:
             maxima[variable, value] = max(float(maxima[variable, value]), score)
         for scope, table in zip(scopes, factors, strict=True):
             table[tuple(state[v] for v in scope)] += probability
-    return Truth(top + math.log(z), marginals, factors, top, maxima, list(best))
+    return Enumeration(top + math.log(z), marginals, factors, top, maxima, list(best))
 
 
 @pytest.fixture(scope="session")
-def brute_force() -> Callable[[FactorGraph, Any], Truth]:
+def brute_force() -> Callable[[FactorGraph, Any], Enumeration]:
     return _brute_force
 
 
@@ -83,10 +83,7 @@ def random_model() -> Callable[..., tuple[FactorGraph, tuple[Tensor, ...]]]:
     ) -> tuple[FactorGraph, tuple[Tensor, ...]]:
         generator = torch.Generator().manual_seed(seed)
         cardinalities = torch.randint(1, most_states + 1, (variables,), generator=generator).tolist()
-        scopes = [
-            torch.randperm(variables, generator=generator)[: min(order, variables)].tolist()
-            for order in orders
-        ]
+        scopes = [torch.randperm(variables, generator=generator)[: min(order, variables)].tolist() for order in orders]
         hidden = [int(torch.randint(size, (), generator=generator)) for size in cardinalities]
         tables = []
         for scope in scopes:
@@ -95,7 +92,7 @@ def random_model() -> Callable[..., tuple[FactorGraph, tuple[Tensor, ...]]]:
             forbidden = torch.rand(shape, generator=generator) < zeros
             forbidden[tuple(hidden[v] for v in scope)] = False
             tables.append(table.masked_fill(forbidden, -INF))
-        graph = FactorGraph.from_scopes(cardinalities, scopes)
+        graph = FactorGraph(cardinalities, scopes)
         return graph, graph.pack(tables)
 
     return build

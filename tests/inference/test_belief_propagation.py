@@ -1,4 +1,4 @@
-"""Loopy belief propagation: its free energy, schedules, gradients and size."""
+"""Loopy belief propagation: free energy, schedules, gradients, size, initial messages."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from messagenet.errors import InputError
-from messagenet.graph.builders import grid_factor_graph, random_graph, random_potentials
+from messagenet.graph.builders import grid_factor_graph
 from messagenet.graph.factor_graph import FactorGraph
-from messagenet.inference import BeliefPropagation, TreeReweighted
+from messagenet.inference import BeliefPropagation, Exact, TreeReweighted
 from messagenet.inference.engine import align
-from messagenet.inference.grid_propagation import Layout
+from messagenet.inference.grid_propagation import GridLayout
 from messagenet.inference.tree_reweighted import spanning_tree_probabilities
+from random_graphs import random_graph, random_potentials
 
 close = torch.testing.assert_close
 PRECISE = {"tolerance": 1e-13, "max_iterations": 2000}
@@ -24,7 +25,7 @@ def loopy_model(seed, scale=0.7):
     generator = torch.Generator().manual_seed(seed)
     pairs = random_graph(6, 8, cardinality=(2, 3), generator=generator)
     triples = random_graph(6, 2, order=3, generator=generator).scopes()[6:]
-    graph = FactorGraph.from_scopes(pairs.cardinalities, [*pairs.scopes(), *triples])
+    graph = FactorGraph(pairs.cardinalities, [*pairs.scopes(), *triples])
     return graph, random_potentials(graph, scale=scale, generator=generator)
 
 
@@ -36,9 +37,7 @@ def free_energy(graph, potentials, weights, marginals, joints):
 
     total = torch.zeros((), dtype=torch.float64)
     counts = [1.0] * graph.num_variables
-    for scope, theta, joint, weight in zip(
-        graph.scopes(), graph.unpack(potentials), joints, weights, strict=True
-    ):
+    for scope, theta, joint, weight in zip(graph.scopes(), graph.unpack(potentials), joints, weights, strict=True):
         total = total + (theta * joint).sum()
         if len(scope) > 1:
             total = total + weight * entropy(joint)
@@ -119,17 +118,10 @@ def test_gradient_of_the_bethe_log_z_is_the_factor_marginals():
 @pytest.mark.parametrize("schedule", ["synchronous", "sequential", "residual"])
 @pytest.mark.parametrize("temperature", [0.5, 1.0])
 def test_autograd_through_iterations(schedule, temperature):
-    graph = FactorGraph.from_scopes([2, 3, 2], [[0], [0, 1], [2, 1], [0, 2]])
-    leaves = [
-        p.requires_grad_() for p in random_potentials(graph, generator=torch.Generator().manual_seed(0))
-    ]
+    graph = FactorGraph([2, 3, 2], [[0], [0, 1], [2, 1], [0, 2]])
+    leaves = [p.requires_grad_() for p in random_potentials(graph, generator=torch.Generator().manual_seed(0))]
     engine = BeliefPropagation(
-        schedule=schedule,
-        temperature=temperature,
-        max_iterations=3,
-        tolerance=None,
-        residual_fraction=0.5,
-        damping=0.1,
+        schedule=schedule, temperature=temperature, max_iterations=3, tolerance=None, residual_fraction=0.5, damping=0.1
     )
 
     def outputs(*tables):
@@ -139,9 +131,7 @@ def test_autograd_through_iterations(schedule, temperature):
     assert torch.autograd.gradcheck(outputs, leaves)
 
 
-@pytest.mark.parametrize(
-    "settings_", [{"schedule": "sequential"}, {"schedule": "residual"}, {"damping": 0.6}]
-)
+@pytest.mark.parametrize("settings_", [{"schedule": "sequential"}, {"schedule": "residual"}, {"damping": 0.6}])
 def test_schedules_share_their_fixed_point(settings_):
     graph, potentials = loopy_model(11, scale=0.5)
     expected = BeliefPropagation(**PRECISE).run(graph, potentials)
@@ -157,9 +147,7 @@ def test_sequential_is_one_factor_after_another():
     scopes = graph.scopes()
     tables = graph.unpack(potentials)
     messages = {
-        (f, v): torch.zeros(int(graph.cardinalities[v]), dtype=torch.float64)
-        for f, s in enumerate(scopes)
-        for v in s
+        (f, v): torch.zeros(int(graph.cardinalities[v]), dtype=torch.float64) for f, s in enumerate(scopes) for v in s
     }
     for factor, scope in enumerate(scopes):
         if len(scope) == 1:
@@ -167,8 +155,7 @@ def test_sequential_is_one_factor_after_another():
     long = [factor for factor, scope in enumerate(scopes) if len(scope) > 1]
     for factor in [*long, *reversed(long)]:
         incoming = {
-            v: sum(messages[f, v] for f, s in enumerate(scopes) if v in s and f != factor)
-            for v in scopes[factor]
+            v: sum(messages[f, v] for f, s in enumerate(scopes) if v in s and f != factor) for v in scopes[factor]
         }
         for position, variable in enumerate(scopes[factor]):
             joint = tables[factor]
@@ -213,15 +200,10 @@ def test_one_shared_table_equals_a_table_per_edge():
 
 def test_expanded_tables_are_not_copied_and_get_their_whole_gradient():
     graph = grid_factor_graph(3, 3, 2)
-    table = torch.randn(
-        2, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0), requires_grad=True
-    )
+    table = torch.randn(2, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0), requires_grad=True)
     unary = torch.zeros(9, 2, dtype=torch.float64)
     expanded = [unary, table.expand(6, 2, 2), table.expand(5, 6, 2, 2)]
-    assert [tuple(aligned.shape) for aligned in align(graph, expanded).aligned[1:]] == [
-        (1, 1, 2, 2),
-        (1, 1, 2, 2),
-    ]
+    assert [tuple(aligned.shape) for aligned in align(graph, expanded).aligned[1:]] == [(1, 1, 2, 2), (1, 1, 2, 2)]
     engine = BeliefPropagation(max_iterations=3, tolerance=None)
     result = engine.run(graph, expanded)
     assert result.marginals.shape == (5, 9, 2)
@@ -242,9 +224,7 @@ def test_forbidden_neighbours_on_a_loopy_grid_in_single_precision():
     assert result.converged
     assert result.marginals[0].tolist() == [1.0, 0.0, 0.0]
     assert result.marginals[1, 2] == 0
-    precise = BeliefPropagation(damping=0.3, **PRECISE).run(
-        graph, [leaf.detach().double() for leaf in leaves]
-    )
+    precise = BeliefPropagation(damping=0.3, **PRECISE).run(graph, [leaf.detach().double() for leaf in leaves])
     close(result.marginals.double(), precise.marginals, atol=1e-4, rtol=0)
     assert all(g.isfinite().all() for g in torch.autograd.grad(result.log_z, leaves))
 
@@ -272,7 +252,7 @@ def test_a_hundred_thousand_factors_are_a_few_tensor_operations():
     assert len(graph.groups) == 3
     assert counts["lists"][0] == counts["lists"][1] < 700
     assert counts["windows"][0] < 700
-    strips = len(Layout(graph, 1).strips)
+    strips = len(GridLayout(graph, 1).strips)
     assert counts["windows"][1] < strips * counts["windows"][0]
 
 
@@ -294,3 +274,70 @@ def test_negative_temperature_is_refused():
     graph, potentials = loopy_model(0)
     with pytest.raises(InputError, match="temperature is -1"):
         BeliefPropagation(temperature=-1.0).run(graph, potentials)
+
+
+def problem(kind, seed, batch, strength=0.6):
+    generator = torch.Generator().manual_seed(seed)
+    if kind == "lists":
+        graph = random_graph(6, 8, order=3, cardinality=(2, 4), generator=generator)
+    else:
+        graph = grid_factor_graph(3, 4, 3)
+    return graph, random_potentials(graph, scale=strength, batch=batch, generator=generator)
+
+
+CASES = pytest.mark.parametrize("kind", ["lists", "windows"])
+
+
+@CASES
+@pytest.mark.parametrize("batch", [None, 2])
+@pytest.mark.parametrize("engine", [BeliefPropagation, TreeReweighted])
+@pytest.mark.parametrize("schedule", ["synchronous", "sequential", "residual"])
+def test_a_fixed_point_stays(kind, batch, engine, schedule):
+    graph, potentials = problem(kind, 0, batch)
+    cold = engine(schedule=schedule, tolerance=1e-12, max_iterations=5000).run(graph, potentials)
+    assert cold.converged
+    assert cold.iterations > 5
+    warm = engine(schedule=schedule, tolerance=1e-9, max_iterations=5000).run(graph, potentials, cold.messages)
+    assert warm.iterations == 1
+    torch.testing.assert_close(warm.log_marginals, cold.log_marginals, rtol=1e-8, atol=1e-8)
+    torch.testing.assert_close(warm.log_z, cold.log_z, rtol=1e-8, atol=1e-8)
+
+
+@CASES
+@settings(max_examples=15, deadline=None)
+@given(seed=st.integers(0, 2**31), first=st.integers(1, 4), second=st.integers(1, 4))
+def test_two_runs_are_one_long_run(kind, seed, first, second):
+    graph, potentials = problem(kind, seed, 2)
+
+    def run(iterations, messages=None):
+        return BeliefPropagation(max_iterations=iterations, tolerance=None).run(graph, potentials, messages)
+
+    whole, halves = run(first + second), run(second, run(first).messages)
+    torch.testing.assert_close(halves.log_marginals, whole.log_marginals, rtol=1e-9, atol=1e-9)
+
+
+@CASES
+def test_the_gradient_is_that_of_the_iterations_run(kind):
+    graph, potentials = problem(kind, 3, 2)
+    begun = BeliefPropagation(max_iterations=3, tolerance=None).run(graph, potentials).messages
+    engine = BeliefPropagation(max_iterations=2, tolerance=None)
+    inputs = tuple(table.requires_grad_() for table in potentials)
+    assert torch.autograd.gradcheck(lambda *tables: engine.run(graph, tables, begun).marginals, inputs, fast_mode=True)
+
+
+def test_far_too_strong_messages_are_forgotten():
+    graph, potentials = problem("windows", 4, None)
+    strong = -300 * torch.rand_like(BeliefPropagation(max_iterations=1).run(graph, potentials).messages)
+    result = BeliefPropagation(tolerance=1e-12).run(graph, potentials, strong)
+    expected = BeliefPropagation(tolerance=1e-12).run(graph, potentials)
+    torch.testing.assert_close(result.log_marginals, expected.log_marginals, rtol=1e-8, atol=1e-8)
+
+
+def test_bad_messages_are_refused():
+    graph, potentials = problem("lists", 5, 2)
+    right = BeliefPropagation(max_iterations=1).run(graph, potentials).messages
+    with pytest.raises(InputError, match="this graph's are"):
+        BeliefPropagation().run(graph, potentials, right[0])
+    with pytest.raises(InputError, match="finite"):
+        BeliefPropagation().run(graph, potentials, right.log())
+    assert Exact().run(graph, potentials).messages is None

@@ -8,10 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from messagenet.errors import InputError
-from messagenet.graph.builders import chain_graph, grid_factor_graph, random_graph, random_potentials
+from messagenet.graph.builders import chain_graph, grid_factor_graph
 from messagenet.graph.factor_graph import FactorGraph
 from messagenet.inference import Exact
 from messagenet.inference.exact import best_elimination, breadth_first, eliminate, neighbours
+from random_graphs import random_graph, random_potentials
 
 METHODS = ["enumerate", "eliminate"]
 close = torch.testing.assert_close
@@ -22,13 +23,13 @@ close = torch.testing.assert_close
 @settings(max_examples=12, deadline=None)
 def test_equals_brute_force(brute_force, random_model, method, seed, zeros):
     graph, potentials = random_model(seed, zeros=zeros)
-    truth = brute_force(graph, potentials)
+    enumerated = brute_force(graph, potentials)
     result = Exact(method=method).run(graph, potentials)
-    assert float(result.log_z) == pytest.approx(truth.log_z, abs=1e-10)
-    close(result.marginals, truth.marginals, atol=1e-12, rtol=0)
-    for found, expected in zip(graph.unpack(result.factor_marginals), truth.factor_marginals, strict=True):
+    assert float(result.log_z) == pytest.approx(enumerated.log_z, abs=1e-10)
+    close(result.marginals, enumerated.marginals, atol=1e-12, rtol=0)
+    for found, expected in zip(graph.unpack(result.factor_marginals), enumerated.factor_marginals, strict=True):
         close(found, expected, atol=1e-12, rtol=0)
-    assert float(graph.score(potentials, result.map_state)) == pytest.approx(truth.max_score, abs=1e-12)
+    assert float(graph.score(potentials, result.map_state)) == pytest.approx(enumerated.max_score, abs=1e-12)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -36,11 +37,11 @@ def test_equals_brute_force(brute_force, random_model, method, seed, zeros):
 @settings(max_examples=10, deadline=None)
 def test_temperature_zero_gives_max_marginals(brute_force, random_model, method, seed):
     graph, potentials = random_model(seed, zeros=0.2)
-    truth = brute_force(graph, potentials)
+    enumerated = brute_force(graph, potentials)
     result = Exact(method=method, temperature=0).run(graph, potentials)
-    assert float(result.log_z) == pytest.approx(truth.max_score, abs=1e-12)
-    close(result.log_marginals, truth.max_marginals.log_softmax(-1), atol=1e-12, rtol=0)
-    assert float(graph.score(potentials, result.map_state)) == pytest.approx(truth.max_score, abs=1e-12)
+    assert float(result.log_z) == pytest.approx(enumerated.max_score, abs=1e-12)
+    close(result.log_marginals, enumerated.max_marginals.log_softmax(-1), atol=1e-12, rtol=0)
+    assert float(graph.score(potentials, result.map_state)) == pytest.approx(enumerated.max_score, abs=1e-12)
 
 
 def test_temperature_scales_the_potentials(random_model):
@@ -64,10 +65,8 @@ def test_gradient_of_log_z_is_the_factor_marginals(random_model, method, zeros):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_marginals_are_differentiable(method):
-    graph = FactorGraph.from_scopes([2, 3, 2], [[0], [0, 1], [2, 1], [0, 2]])
-    leaves = [
-        p.requires_grad_() for p in random_potentials(graph, generator=torch.Generator().manual_seed(0))
-    ]
+    graph = FactorGraph([2, 3, 2], [[0], [0, 1], [2, 1], [0, 2]])
+    leaves = [p.requires_grad_() for p in random_potentials(graph, generator=torch.Generator().manual_seed(0))]
 
     def outputs(*tables):
         result = Exact(method=method).run(graph, tables)
@@ -79,9 +78,7 @@ def test_marginals_are_differentiable(method):
 @pytest.mark.parametrize("method", METHODS)
 def test_batch_items_are_independent_and_tables_may_be_shared(method):
     graph = grid_factor_graph(2, 3, 3)
-    unary, horizontal, vertical = random_potentials(
-        graph, batch=4, generator=torch.Generator().manual_seed(1)
-    )
+    unary, horizontal, vertical = random_potentials(graph, batch=4, generator=torch.Generator().manual_seed(1))
     mixed = [unary, horizontal[:1, :1], vertical[0, :1]]  # batched; shared by all; shared and unbatched
     together = Exact(method=method).run(graph, mixed)
     assert together.marginals.shape == (4, 6, 3)
@@ -107,12 +104,7 @@ def test_log_marginals_survive_a_range_that_probabilities_do_not(dtype):
         torch.tensor([[[0.0, 0.0], [0.0, steep]]], dtype=dtype).expand(2, 2, 2),
     ]
     result = Exact(method="eliminate").run(graph, potentials)
-    close(
-        result.log_marginals[:, 0],
-        torch.tensor([-2 * steep, -2 * steep, -steep], dtype=dtype),
-        rtol=1e-6,
-        atol=2.0,
-    )
+    close(result.log_marginals[:, 0], torch.tensor([-2 * steep, -2 * steep, -steep], dtype=dtype), rtol=1e-6, atol=2.0)
     assert float(result.log_z) == pytest.approx(3 * steep, rel=1e-6)
 
 
@@ -129,7 +121,7 @@ def test_contradictions_are_refused():
     never = torch.tensor([[[-float("inf"), 0.0], [-float("inf"), -float("inf")]]])
     with pytest.raises(InputError, match="contradict"):
         Exact().run(graph, [torch.tensor([[0.0, -float("inf")], [0.0, -float("inf")]]), never])
-    ring = FactorGraph.from_scopes([2, 2, 2], [[0, 1], [1, 2], [2, 0]])
+    ring = FactorGraph([2, 2, 2], [[0, 1], [1, 2], [2, 0]])
     differ = torch.tensor([[[-float("inf"), 0.0], [0.0, -float("inf")]]])
     with pytest.raises(InputError, match="every joint state has probability zero"):
         Exact().run(ring, [differ])

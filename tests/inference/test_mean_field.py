@@ -8,10 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from messagenet.errors import InputError
-from messagenet.graph.builders import chain_graph, grid_factor_graph, random_potentials
+from messagenet.graph.builders import chain_graph, grid_factor_graph
 from messagenet.graph.factor_graph import FactorGraph
 from messagenet.inference import Exact, MeanField
 from messagenet.inference.mean_field import colour_classes
+from random_graphs import random_potentials
 
 close = torch.testing.assert_close
 INF = float("inf")
@@ -54,8 +55,7 @@ def test_sequential_never_loosens_the_bound():
     graph = grid_factor_graph(5, 5, 3)
     potentials = random_potentials(graph, scale=2.0, generator=torch.Generator().manual_seed(0))
     bounds = [
-        float(MeanField(max_iterations=steps, tolerance=None).run(graph, potentials).log_z)
-        for steps in range(1, 12)
+        float(MeanField(max_iterations=steps, tolerance=None).run(graph, potentials).log_z) for steps in range(1, 12)
     ]
     assert bounds == sorted(bounds)
 
@@ -70,23 +70,18 @@ def test_exact_without_couplings():
 
 
 def test_gradients_through_the_updates():
-    graph = FactorGraph.from_scopes([2, 3, 2], [[0], [0, 1, 2], [2, 1]])
-    leaves = [
-        p.requires_grad_() for p in random_potentials(graph, generator=torch.Generator().manual_seed(0))
-    ]
+    graph = FactorGraph([2, 3, 2], [[0], [0, 1, 2], [2, 1]])
+    leaves = [p.requires_grad_() for p in random_potentials(graph, generator=torch.Generator().manual_seed(0))]
     for schedule in ("parallel", "sequential"):
         engine = MeanField(schedule=schedule, max_iterations=3, tolerance=None)
         assert torch.autograd.gradcheck(
-            lambda *tables, engine=engine: (
-                engine.run(graph, tables).marginals,
-                engine.run(graph, tables).log_z,
-            ),
+            lambda *tables, engine=engine: (engine.run(graph, tables).marginals, engine.run(graph, tables).log_z),
             leaves,
         )
 
 
 def test_starts_where_it_is_told():
-    graph = FactorGraph.from_scopes([2, 2], [[0, 1]])
+    graph = FactorGraph([2, 2], [[0, 1]])
     attract = [4.0 * torch.eye(2, dtype=torch.float64)[None]]
     for state in (0, 1):
         start = torch.full((2, 2), 0.1, dtype=torch.float64)
@@ -97,7 +92,7 @@ def test_starts_where_it_is_told():
 
 
 def test_small_probabilities_keep_their_logs():
-    graph = FactorGraph.from_scopes([2], [[0]])
+    graph = FactorGraph([2], [[0]])
     assert float(MeanField().run(graph, [torch.tensor([[0.0, -500.0]])]).log_marginals[0, 1]) == -500.0
 
 
@@ -111,13 +106,13 @@ def test_zeros_are_avoided_where_possible():
 
 
 def test_an_unbroken_symmetry_of_zeros_gives_no_bound():
-    graph = FactorGraph.from_scopes([2, 2], [[0, 1]])
+    graph = FactorGraph([2, 2], [[0, 1]])
     differ = torch.tensor([[[-INF, 0.0], [0.0, -INF]]], dtype=torch.float64)
     assert float(MeanField(schedule="parallel").run(graph, [differ]).log_z) == -INF
 
 
 def test_classes_share_no_factor():
-    graph = FactorGraph.from_scopes([2] * 6, [[0, 1, 2], [2, 3], [3, 4], [4, 5, 0]])
+    graph = FactorGraph([2] * 6, [[0, 1, 2], [2, 3], [3, 4], [4, 5, 0]])
     classes = colour_classes(graph)
     assert sorted(v for members in classes for v in members) == list(range(6))
     for members in classes:
@@ -127,11 +122,7 @@ def test_classes_share_no_factor():
 
 @pytest.mark.parametrize(
     ("settings_", "message"),
-    [
-        ({"schedule": "serial"}, "schedule"),
-        ({"damping": -0.1}, "damping"),
-        ({"max_iterations": 0}, "max_iterations"),
-    ],
+    [({"schedule": "serial"}, "schedule"), ({"damping": -0.1}, "damping"), ({"max_iterations": 0}, "max_iterations")],
 )
 def test_bad_settings_are_refused(settings_, message):
     with pytest.raises(InputError, match=message):

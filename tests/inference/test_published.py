@@ -7,9 +7,9 @@ import math
 import pytest
 import torch
 
-from messagenet.graph.formats import read_map, read_mar, read_pr
 from messagenet.inference import BeliefPropagation, Exact, MeanField, SequentialTRW, TreeReweighted
 from messagenet.inference.tree_reweighted import spanning_tree_probabilities
+from result_files import read_map, read_mar, read_pr
 
 pytestmark = pytest.mark.shared
 close = torch.testing.assert_close
@@ -144,21 +144,12 @@ def test_sequential_trw_brackets_the_best_score(published, load_model, name):
     published_score = float(graph.score(potentials, read_map(published / "uai2014" / f"{name}.uai.MAP")))
     assert float(result.log_z) >= published_score - 1e-9
     if name not in GRIDS:
-        assert float(result.log_z) == pytest.approx(
-            float(graph.score(potentials, result.map_state)), abs=1e-6
-        )
+        assert float(result.log_z) == pytest.approx(float(graph.score(potentials, result.map_state)), abs=1e-6)
 
 
 def test_libdai_prints_the_same_four_digits(published, load_model):
     lines = (published / "libdai" / "testfast.out").read_text().splitlines()
     first = lines.index("EXACT                                  \t") + 1
-    printed = [
-        [float(x) for x in line.split("(")[2].rstrip(")").split(",")] for line in lines[first : first + 16]
-    ]
+    printed = [[float(x) for x in line.split("(")[2].rstrip(")").split(",")] for line in lines[first : first + 16]]
     graph, potentials = load_model("libdai_testfast")
-    close(
-        Exact().run(graph, potentials).marginals,
-        torch.tensor(printed, dtype=torch.float64),
-        atol=5e-5,
-        rtol=0,
-    )
+    close(Exact().run(graph, potentials).marginals, torch.tensor(printed, dtype=torch.float64), atol=5e-5, rtol=0)

@@ -10,11 +10,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from messagenet.errors import InputError
-from messagenet.graph.builders import grid_factor_graph, random_graph, random_potentials
 from messagenet.graph.factor_graph import FactorGraph
-from messagenet.inference import Exact, SequentialTRW, TreeReweighted
-from messagenet.inference import tree_reweighted as spanning_trees
-from messagenet.inference.tree_reweighted import DisjointSets, spanning_tree_probabilities
+from messagenet.inference import Exact, TreeReweighted, tree_reweighted
+from messagenet.inference.tree_reweighted import spanning_tree_probabilities
+from random_graphs import random_graph, random_potentials
 
 close = torch.testing.assert_close
 
@@ -31,39 +30,47 @@ def test_bounds_log_z_from_above(seed, order, scale):
 
 
 def test_the_bound_is_tight_without_couplings_and_loose_with():
-    ring = FactorGraph.from_scopes([2, 2, 2], [[0, 1], [1, 2], [2, 0]])
+    ring = FactorGraph([2, 2, 2], [[0, 1], [1, 2], [2, 0]])
     weak, strong = [torch.zeros(3, 2, 2)], [torch.tensor([[0.0, 2.0], [2.0, 0.0]]).expand(3, 2, 2)]
     close(TreeReweighted().run(ring, weak).log_z, Exact().run(ring, weak).log_z)
     assert float(TreeReweighted().run(ring, strong).log_z - Exact().run(ring, strong).log_z) > 0.1
+
+
+def _is_forest(num_variables, edges):
+    component = list(range(num_variables))
+    for a, b in edges:
+        if component[a] == component[b]:
+            return False
+        component = [component[a] if each == component[b] else each for each in component]
+    return True
 
 
 def brute_tree_probabilities(num_variables, edges):
     size = num_variables - 1
     counts, trees = torch.zeros(len(edges), dtype=torch.float64), 0
     for chosen in itertools.combinations(range(len(edges)), size):
-        sets = DisjointSets(num_variables)
-        if all(sets.join(edges[edge]) for edge in chosen):
+        if _is_forest(num_variables, [edges[edge] for edge in chosen]):
             counts[list(chosen)] += 1
             trees += 1
     return counts / trees
 
 
-def test_probabilities_are_those_of_uniform_spanning_trees():
+def test_probabilities_are_those_of_uniform_tree_reweighted():
     edges = [(0, 1), (1, 2), (2, 3), (3, 0), (0, 2), (1, 2), (3, 4)]  # one edge doubled, one a bridge
-    graph = FactorGraph.from_scopes([2] * 5, [[0], *edges])
+    graph = FactorGraph([2] * 5, [[0], *edges])
     found = spanning_tree_probabilities(graph)
     assert float(found[0]) == 1
     close(found[1:], brute_tree_probabilities(5, edges))
 
 
 def test_components_are_independent():
-    apart = FactorGraph.from_scopes([2] * 7, [(0, 1), (1, 2), (2, 0), (3, 4), (4, 5)])
+    apart = FactorGraph([2] * 7, [(0, 1), (1, 2), (2, 0), (3, 4), (4, 5)])
     close(spanning_tree_probabilities(apart), torch.tensor([2, 2, 2, 3, 3], dtype=torch.float64) / 3)
 
 
 @pytest.mark.parametrize("order", [2, 3])
 def test_forests_cover_every_factor_and_stay_forests(monkeypatch, order):
-    monkeypatch.setattr(spanning_trees, "LARGEST_DENSE", 1)
+    monkeypatch.setattr(tree_reweighted, "MAX_DENSE", 1)
     graph = random_graph(7, 12, order=order, generator=torch.Generator().manual_seed(0))
     found = spanning_tree_probabilities(graph)
     assert bool((found > 0).all())
@@ -72,7 +79,7 @@ def test_forests_cover_every_factor_and_stay_forests(monkeypatch, order):
 
 
 def test_own_probabilities_are_used_and_checked():
-    ring = FactorGraph.from_scopes([2, 2, 2], [[0, 1], [1, 2], [2, 0]])
+    ring = FactorGraph([2, 2, 2], [[0, 1], [1, 2], [2, 0]])
     potentials = random_potentials(ring, generator=torch.Generator().manual_seed(0))
     default = TreeReweighted().run(ring, potentials)
     given_ = TreeReweighted(edge_probabilities=torch.full((3,), 2 / 3)).run(ring, potentials)
@@ -81,44 +88,3 @@ def test_own_probabilities_are_used_and_checked():
         TreeReweighted(edge_probabilities=torch.ones(2)).run(ring, potentials)
     with pytest.raises(InputError, match=r"factor 1: edge probability 0\.0"):
         TreeReweighted(edge_probabilities=torch.tensor([1.0, 0.0, 1.0])).run(ring, potentials)
-
-
-@given(seed=st.integers(0, 10_000), scale=st.sampled_from([0.3, 1.0, 3.0]))
-@settings(max_examples=12, deadline=None)
-def test_sequential_bound_holds_and_never_gets_worse(seed, scale):
-    generator = torch.Generator().manual_seed(seed)
-    graph = random_graph(7, 10, cardinality=(1, 3), generator=generator)
-    potentials = random_potentials(graph, scale=scale, generator=generator)
-    best = float(Exact(temperature=0).run(graph, potentials).log_z)
-    result = SequentialTRW(tolerance=1e-9).run(graph, potentials)
-    assert float(result.log_z) >= best - 1e-9
-    assert float(graph.score(potentials, result.map_state)) <= best + 1e-9
-    assert all(later >= earlier - 1e-9 for earlier, later in itertools.pairwise(result.history))
-    assert result.history[-1] == pytest.approx(-float(result.log_z))
-
-
-def test_sequential_proves_optimality_of_attractive_grids():
-    graph = grid_factor_graph(8, 9, 2)
-    unary = torch.randn(72, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    attract = torch.eye(2, dtype=torch.float64)[None]
-    result = SequentialTRW().run(graph, [unary, attract, attract])
-    exact = Exact(temperature=0).run(graph, [unary, attract, attract])
-    assert result.converged
-    close(result.log_z, exact.log_z, atol=1e-6, rtol=0)
-    assert torch.equal(result.map_state, exact.map_state)
-
-
-def test_sequential_gradient_of_the_bound_is_finite_with_zeros():
-    graph = grid_factor_graph(3, 3, 2)
-    potentials = list(random_potentials(graph, generator=torch.Generator().manual_seed(0)))
-    potentials[1][0, 0, 1] = -float("inf")
-    leaves = [table.requires_grad_() for table in potentials]
-    result = SequentialTRW(max_iterations=3).run(graph, leaves)
-    for gradient in torch.autograd.grad(result.log_z, leaves):
-        assert gradient.isfinite().all()
-
-
-def test_sequential_refuses_high_order_factors():
-    graph = FactorGraph.from_scopes([2, 2, 2], [[0], [0, 1, 2]])
-    with pytest.raises(InputError, match="factor 1 touches 3 variables"):
-        SequentialTRW().run(graph, [torch.zeros(1, *group.shape) for group in graph.groups])

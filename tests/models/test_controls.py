@@ -6,13 +6,16 @@ import pytest
 import torch
 from torch import nn
 
-from messagenet import InputError, MessagePassing, above, below, four_neighbours, surrounding
+from messagenet import InputError, MessageNet, MessagePassing, above, below, four_neighbours, surrounding
+from messagenet.data import Batch
+from messagenet.losses import MemberCrossEntropy
+from messagenet.models import SegmentationModel
 from messagenet.models.controls import (
     DILATIONS,
     ConvolutionHead,
     UnaryEnsemble,
-    convolution_like,
-    ensemble_like,
+    matched_convolution,
+    matched_ensemble,
     matching_width,
     parameter_count,
 )
@@ -21,14 +24,6 @@ PAPER = [surrounding(0.4), above(0.4), below(0.4)]
 HEADS = {
     "paper": {"in_channels": 256, "num_classes": 21, "relations": PAPER, "hidden": 256},
     "scenes": {"in_channels": 32, "num_classes": 9, "relations": PAPER, "hidden": 64},
-    "two iterations": {
-        "in_channels": 64,
-        "num_classes": 7,
-        "relations": PAPER,
-        "hidden": 64,
-        "iterations": 2,
-        "tied": False,
-    },
     "one relation": {"in_channels": 48, "num_classes": 150, "relations": [four_neighbours()], "hidden": 128},
 }
 
@@ -36,14 +31,26 @@ HEADS = {
 @pytest.mark.parametrize("name", sorted(HEADS))
 @pytest.mark.parametrize(
     "control",
-    [ensemble_like, convolution_like, lambda head: convolution_like(head, DILATIONS)],
+    [matched_ensemble, matched_convolution, lambda **head: matched_convolution(**head, dilations=DILATIONS)],
     ids=["ensemble", "convolution", "dilated"],
 )
 def test_parameters_match_within_two_per_cent(name, control):
     head = MessagePassing(**HEADS[name])
     wanted = sum(parameter.numel() for parameter in head.parameters())
-    found = sum(parameter.numel() for parameter in control(head).parameters())
+    found = sum(parameter.numel() for parameter in control(**HEADS[name]).parameters())
     assert abs(found - wanted) <= 0.02 * wanted
+
+
+def test_whole_models_have_the_parameters_of_the_message_head():
+    messages = parameter_count(MessageNet("tiny", 5, hidden=64))
+    for head in ({"kind": "ensemble"}, {"kind": "convolution"}, {"kind": "convolution", "dilations": [1, 2, 4]}):
+        control = SegmentationModel("tiny", 5, {**head, "hidden": 64})
+        assert abs(parameter_count(control) - messages) < 0.02 * messages
+
+
+def test_an_ensemble_has_a_member_for_every_factor_type_by_default():
+    assert len(matched_ensemble(32, 9, relations=PAPER[:2], hidden=64).members) == 3
+    assert len(matched_ensemble(32, 9, relations=PAPER, hidden=64, members=6).members) == 6
 
 
 def test_the_matching_width_is_the_nearest():
@@ -61,6 +68,12 @@ def test_looking_for_a_width_draws_no_random_numbers():
     assert torch.equal(torch.get_rng_state(), state)
 
 
+class Pixels(nn.Module):
+    """One node per pixel."""
+
+    channels, stride = 5, 1
+
+
 def test_an_ensemble_averages_probabilities_and_trains_its_members_apart():
     torch.manual_seed(0)
     ensemble = UnaryEnsemble(5, 4, hidden=6, members=3).double()
@@ -71,12 +84,11 @@ def test_an_ensemble_averages_probabilities_and_trains_its_members_apart():
     mean = torch.stack([torch.softmax(logits, 1) for logits in single]).mean(0)
     torch.testing.assert_close(ensemble(features).exp(), mean)
 
-    loss = ensemble.loss(features, labels)
-    apart = [
-        nn.functional.cross_entropy(logits, labels, ignore_index=255, reduction="sum") for logits in single
-    ]
+    model = SegmentationModel(Pixels(), 4, ensemble)
+    loss = MemberCrossEntropy()(model, Batch(None, features, labels, torch.tensor([[3, 4], [3, 4]]), ("a", "b")))
+    apart = [nn.functional.cross_entropy(logits, labels, ignore_index=255, reduction="sum") for logits in single]
     torch.testing.assert_close(loss.total, sum(apart) / 3)
-    assert loss.nodes == 20
+    assert loss.count == 20
     parameter = ensemble.members[1].output.weight
     (gradient,) = torch.autograd.grad(loss.total, parameter)
     torch.testing.assert_close(gradient, torch.autograd.grad(apart[1], parameter)[0] / 3)
@@ -106,9 +118,7 @@ def test_a_convolution_head_is_convolutions_and_a_unary_classifier():
         columns = nn.functional.unfold(x, 3, dilation=dilation, padding=dilation)  # (B, C·9, N)
         x = layer.weight.flatten(1) @ columns + layer.bias[:, None]
         x = x.clamp(min=0).unflatten(2, (5, 6))
-    hidden = (
-        torch.einsum("oc,bchw->bohw", head.unary.receiver.weight, x) + head.unary.receiver.bias[:, None, None]
-    )
+    hidden = torch.einsum("oc,bchw->bohw", head.unary.receiver.weight, x) + head.unary.receiver.bias[:, None, None]
     logits = torch.einsum("ko,bohw->bkhw", head.unary.output.weight, hidden.clamp(min=0))
     torch.testing.assert_close(head(features), logits + head.unary.output.bias[:, None, None])
 

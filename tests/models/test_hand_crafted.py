@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from messagenet import InputError
-from messagenet.models.backbones import check_backbone
 from messagenet.models.backbones.hand_crafted import HandCrafted, positions
+from messagenet.models.base import check_backbone
 
 
 def naive(image, stride, row, column):

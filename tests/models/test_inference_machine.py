@@ -28,8 +28,7 @@ def naive(machine, features, absent):
     valid = torch.ones(1, height, width, dtype=torch.bool)
     place = positions(valid)[0].to(features.dtype)
     own = {
-        (y, x): torch.cat([features[:, y, x], place[y, x]]) if machine.position else features[:, y, x]
-        for y, x in nodes
+        (y, x): torch.cat([features[:, y, x], place[y, x]]) if machine.position else features[:, y, x] for y, x in nodes
     }
 
     def predict(step, p, messages):
@@ -69,18 +68,10 @@ def naive(machine, features, absent):
     hole=st.booleans(),
     seed=st.integers(0, 2**31),
 )
-def test_equals_its_definition_in_value_and_gradient(
-    size, relation, iterations, tied, cavity, position, hole, seed
-):
+def test_equals_its_definition_in_value_and_gradient(size, relation, iterations, tied, cavity, position, hole, seed):
     torch.manual_seed(seed)
     machine = InferenceMachine(
-        2,
-        3,
-        RELATIONS[relation],
-        iterations=iterations,
-        tied=tied,
-        cavity=cavity,
-        position=position,
+        2, 3, neighbours=RELATIONS[relation], iterations=iterations, tied=tied, cavity=cavity, position=position
     ).double()
     for parameter in machine.parameters():
         torch.nn.init.normal_(parameter)
@@ -116,15 +107,15 @@ def test_what_a_node_said_does_not_come_back_to_it():
     def influence(cavity):
         torch.manual_seed(0)
         pair = Relation("pair", offsets=[(0, 1), (0, -1)])
-        machine = InferenceMachine(2, 3, pair, iterations=3, cavity=cavity, position=False).double()
+        machine = InferenceMachine(2, 3, neighbours=pair, iterations=3, cavity=cavity, position=False).double()
         for parameter in machine.parameters():
             torch.nn.init.normal_(parameter)
         features = torch.randn(1, 2, 1, 2, dtype=torch.float64)
         own = machine.own_features(features)
-        told = machine.exchanged(1, own, machine.exchanged(0, own, machine.silence(own)))
+        told = machine.exchange(1, own, machine.exchange(0, own, machine.initial_messages(own)))
         features[0, :, 0, 0] += 1
         own = machine.own_features(features)
-        changed = machine.exchanged(1, own, machine.exchanged(0, own, machine.silence(own)))
+        changed = machine.exchange(1, own, machine.exchange(0, own, machine.initial_messages(own)))
         return (told - changed)[0, 0, 0].abs().max()  # what the left node is told
 
     assert influence("factor") == 0
@@ -139,4 +130,4 @@ def test_bad_machines_name_the_fix():
     ):
         with pytest.raises(InputError, match=words):
             InferenceMachine(2, 3, **options)
-    assert len(InferenceMachine(2, 3, surrounding(cells=3)).offsets) == 8
+    assert len(InferenceMachine(2, 3, neighbours=surrounding(cells=3)).offsets) == 8

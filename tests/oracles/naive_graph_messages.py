@@ -12,23 +12,18 @@ from torch import Tensor
 
 
 def concatenated(estimator, parts: list[Tensor]) -> Tensor:
-    layers = [estimator.receiver, estimator.sender, estimator.dependent, estimator.local]
+    layers = [estimator.receiver, estimator.sender, estimator.dependent, estimator.factor]
     weight = torch.cat([layer.weight for layer in layers if layer is not None], 1)
     hidden = torch.clamp(weight @ torch.cat(parts) + estimator.receiver.bias, min=0)
     return estimator.output.weight @ hidden + estimator.output.bias
 
 
-def joined(said: list[Tensor], kinds: list[str], dependent: str) -> Tensor:
+def joined(incoming: list[Tensor], kinds: list[str], dependent: str) -> Tensor:
     if dependent == "concat":
-        return torch.cat(said)
-    by_kind = {
-        kind: [m for m, k in zip(said, kinds, strict=True) if k == kind] for kind in dict.fromkeys(kinds)
-    }
+        return torch.cat(incoming)
+    by_kind = {kind: [m for m, k in zip(incoming, kinds, strict=True) if k == kind] for kind in dict.fromkeys(kinds)}
     return torch.cat(
-        [
-            sum(group[1:], start=group[0]) / (len(group) if dependent == "mean" else 1)
-            for group in by_kind.values()
-        ]
+        [sum(group[1:], start=group[0]) / (len(group) if dependent == "mean" else 1) for group in by_kind.values()]
     )
 
 
@@ -40,60 +35,53 @@ def naive_graph_logits(
     factor_features: Mapping[str, Tensor],
 ) -> list[list[Tensor]]:
     """For each iteration, the logits of every variable: K numbers each, K of its type."""
-    rules = head.rules
-    factors = [
-        (name, number, tuple(scope)) for name, each in scopes.items() for number, scope in enumerate(each)
-    ]
-    zeros = [features.new_zeros(rules.num_classes[kind]) for kind in kind_of]
+    factors = [(name, index, tuple(scope)) for name, each in scopes.items() for index, scope in enumerate(each)]
+    zeros = [features.new_zeros(head.num_classes[kind]) for kind in kind_of]
 
     def receiving(name: str, scope: tuple[int, ...]) -> Sequence[int]:
-        sends_to = rules.factors[name].sends_to
+        sends_to = head.factors[name].sends_to
         return range(len(scope)) if sends_to is None else sends_to
 
-    def estimator_number(name: str, scope: tuple[int, ...], position: int) -> int:
-        return list(receiving(name, scope)).index(position) if rules.factors[name].ordered else 0
+    def estimator_index(name: str, scope: tuple[int, ...], position: int) -> int:
+        return list(receiving(name, scope)).index(position) if head.factors[name].ordered else 0
 
     def scale(name: str, scope: tuple[int, ...], position: int) -> float:
-        own = estimator_number(name, scope, position)
+        own = estimator_index(name, scope, position)
         reaching = sum(
             1
             for other, _, nodes in factors
             for i in receiving(other, nodes)
-            if other == name and nodes[i] == scope[position] and estimator_number(other, nodes, i) == own
+            if other == name and nodes[i] == scope[position] and estimator_index(other, nodes, i) == own
         )
-        degree = rules.factors[name].degree
-        return {"sum": 1.0, "mean": 1 / reaching, "fixed": 1 / degree, "sqrt": degree**-0.5}[
-            rules.aggregation
-        ]
+        degree = head.factors[name].degree
+        return {"sum": 1.0, "mean": 1 / reaching, "fixed": 1 / degree, "sqrt": degree**-0.5}[head.aggregation]
 
     def unary(step: int) -> list[Tensor]:
-        names = list(rules.num_classes)
-        stage = head.estimators[0 if rules.tied else step]
-        return [
-            concatenated(stage["unary"][names.index(k)], [f]) for k, f in zip(kind_of, features, strict=True)
-        ]
+        names = list(head.num_classes)
+        stage = head.estimators[0 if head.tied else step]
+        return [concatenated(stage["unary"][names.index(k)], [f]) for k, f in zip(kind_of, features, strict=True)]
 
-    alone = unary(0) if rules.initial == "unary" else zeros
+    alone = unary(0) if head.initial == "unary" else zeros
     messages: dict[tuple[int, int], Tensor] = {}
     history = []
-    for step in range(rules.iterations):
-        stage = head.estimators[0 if rules.tied else step]
+    for step in range(head.iterations):
+        stage = head.estimators[0 if head.tied else step]
         fresh = {}
-        for i, (name, number, scope) in enumerate(factors):
+        for i, (name, index, scope) in enumerate(factors):
             for position in receiving(name, scope):
                 others = [j for j in range(len(scope)) if j != position]
                 parts = [features[scope[position]], torch.stack([features[scope[j]] for j in others]).mean(0)]
-                if rules.iterations > 1 or rules.initial == "unary":
-                    said = []
+                if head.iterations > 1 or head.initial == "unary":
+                    incoming = []
                     for j in others:
                         q = scope[j]
-                        skip = i if rules.cavity == "factor" else None
-                        heard = [m for (f, k), m in messages.items() if factors[f][2][k] == q and f != skip]
-                        said.append(torch.log_softmax(sum(heard, start=alone[q]), 0))
-                    parts.append(joined(said, [kind_of[scope[j]] for j in others], rules.dependent))
+                        skip = i if head.cavity == "factor" else None
+                        kept = [m for (f, k), m in messages.items() if factors[f][2][k] == q and f != skip]
+                        incoming.append(torch.log_softmax(sum(kept, start=alone[q]), 0))
+                    parts.append(joined(incoming, [kind_of[scope[j]] for j in others], head.dependent))
                 if name in factor_features:
-                    parts.append(factor_features[name][number])
-                estimator = stage[name][estimator_number(name, scope, position)]
+                    parts.append(factor_features[name][index])
+                estimator = stage[name][estimator_index(name, scope, position)]
                 fresh[i, position] = scale(name, scope, position) * concatenated(estimator, parts)
         messages, alone = fresh, unary(step)
         logits = list(alone)

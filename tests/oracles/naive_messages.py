@@ -22,7 +22,6 @@ Node = tuple[int, int]
 class Factor:
     scope: set[Node]
     sends: dict[Node, str] = field(default_factory=dict)  # receiver -> estimator
-    joined: list[Node] = field(default_factory=list)
 
 
 def factors_of(height: int, width: int, relations, family: dict[str, str | None]) -> list[Factor]:
@@ -54,11 +53,10 @@ def concatenated(estimator, parts: list[Tensor]) -> Tensor:
 
 def naive_logits(head: MessagePassing, features: Tensor, family: dict[str, str | None]) -> Tensor:
     """The head's logits for one image: features (r, H, W) → (K, H, W)."""
-    rules = head.rules
     _, height, width = features.shape
     nodes = [(y, x) for y in range(height) for x in range(width)]
     factors = factors_of(height, width, head.relations, family)
-    zero = features.new_zeros(rules.num_classes)
+    zero = features.new_zeros(head.num_classes)
     box = {r.name: r.form == "box" for r in head.relations} | {"unary": True}
     size = {r.name: len(r.offsets_on(height, width)) for r in head.relations}
 
@@ -66,19 +64,17 @@ def naive_logits(head: MessagePassing, features: Tensor, family: dict[str, str |
         if box[name]:
             return 1.0
         reaching = sum(1 for f in factors if f.sends.get(p) == name)
-        return {"sum": 1.0, "mean": 1 / reaching, "fixed": 1 / size[name], "sqrt": size[name] ** -0.5}[
-            rules.aggregation
-        ]
+        return {"sum": 1.0, "mean": 1 / reaching, "fixed": 1 / size[name], "sqrt": size[name] ** -0.5}[head.aggregation]
 
     messages = {(i, p): zero for i, f in enumerate(factors) for p in f.sends}
-    if rules.initial == "unary":
+    if head.initial == "unary":
         for i, f in enumerate(factors):
             for p, name in f.sends.items():
                 if name == "unary":
                     messages[i, p] = concatenated(head.estimators[0]["unary"], [features[:, p[0], p[1]]])
 
-    for step in range(rules.iterations):
-        stage = head.estimators[0 if rules.tied else step]
+    for step in range(head.iterations):
+        stage = head.estimators[0 if head.tied else step]
         received = {p: [(i, m) for (i, q), m in messages.items() if q == p] for p in nodes}
         fresh = {}
         for i, f in enumerate(factors):
@@ -87,17 +83,17 @@ def naive_logits(head: MessagePassing, features: Tensor, family: dict[str, str |
                 parts = [features[:, p[0], p[1]]]
                 if others:
                     parts.append(torch.stack([features[:, y, x] for y, x in others]).mean(0))
-                if others and (rules.iterations > 1 or rules.initial == "unary"):
+                if others and (head.iterations > 1 or head.initial == "unary"):
                     dependent = zero
                     for q in others:
-                        skip = i if rules.cavity == "factor" else None
-                        told = sum((m for j, m in received[q] if j != skip), start=zero)
-                        dependent = dependent + torch.log_softmax(told, 0)
-                    if rules.dependent == "mean":
+                        skip = i if head.cavity == "factor" else None
+                        cavity = sum((m for j, m in received[q] if j != skip), start=zero)
+                        dependent = dependent + torch.log_softmax(cavity, 0)
+                    if head.dependent == "mean":
                         dependent = dependent / len(others)
                     parts.append(dependent)
                 fresh[i, p] = scale(name, p) * concatenated(stage[name], parts)
         messages = fresh
 
     logits = torch.stack([sum((m for (_, q), m in messages.items() if q == p), start=zero) for p in nodes], 1)
-    return logits.reshape(rules.num_classes, height, width)
+    return logits.reshape(head.num_classes, height, width)

@@ -14,7 +14,7 @@ from messagenet.data.classes import Classes
 from messagenet.errors import InputError
 from messagenet.evaluation.scores import Evaluator
 from messagenet.report.images import colourise, entropy
-from messagenet.report.scores_page import Example, write_report
+from messagenet.report.scores_page import ReportExample, write_report
 
 CLASSES = Classes(("sky", "<b>land</b>", "sea"))
 VOID_ELEMENTS = {"meta", "img", "br", "hr", "link", "input"}
@@ -53,18 +53,18 @@ def evaluated(count):
     evaluators = {"un<ary": Evaluator(CLASSES), "messages": Evaluator(CLASSES)}
     examples = []
     for index in range(count):
-        truth = torch.arange(3).repeat_interleave(4)[:, None].repeat(1, 10)
+        target = torch.arange(3).repeat_interleave(4)[:, None].repeat(1, 10)
         logits = torch.randn(3, 12, 10, generator=generator)
-        logits.scatter_(0, truth[None], -9.0)
-        logits[:, : index + 1].scatter_(0, truth[None, : index + 1], 9.0)
+        logits.scatter_(0, target[None], -9.0)
+        logits[:, : index + 1].scatter_(0, target[None, : index + 1], 9.0)
         marginals = logits.softmax(dim=0)
         name = f"image-{index:02d}"
         for evaluator in evaluators.values():
-            evaluator.add(name, marginals, truth)
+            evaluator.add(name, marginals, target)
         image = np.full((12, 10, 3), index, np.uint8)
         labels = marginals.argmax(dim=0)
         predictions = dict.fromkeys(evaluators, labels)
-        examples.append(Example(name, image, truth, predictions, entropy(marginals)))
+        examples.append(ReportExample(name, image, target, predictions, entropy(marginals)))
     return {name: evaluator.scores() for name, evaluator in evaluators.items()}, examples
 
 
@@ -72,9 +72,7 @@ def evaluated(count):
 def report(tmp_path_factory):
     named, examples = evaluated(7)
     folder = tmp_path_factory.mktemp("report")
-    path = write_report(
-        named, examples[::-1], folder / "report.html", classes=CLASSES, title="Test & report", shown=2
-    )
+    path = write_report(named, examples[::-1], folder / "report.html", classes=CLASSES, title="Test & report", shown=2)
     assert [file.name for file in folder.iterdir()] == ["report.html"]
     return named, examples, path.read_text(encoding="utf-8")
 
@@ -105,7 +103,7 @@ def test_names_are_escaped(report):
     assert "<title>Test &amp; report</title>" in text
 
 
-def test_every_picture_and_plot_is_described(report):
+def test_every_image_and_plot_is_described(report):
     page = Page(report[2])
     assert all(image["alt"] for image in page.named("img"))
     drawings = [attributes for attributes in page.named("div") if attributes.get("role") == "img"]
@@ -128,7 +126,7 @@ def test_worst_and_best_are_ranked_by_score(report):
     assert re.findall(r"<figcaption>(image-\d+), mean IoU", best) == ["image-06", "image-05"]
 
 
-def test_embedded_pictures_are_the_examples(report):
+def test_embedded_images_are_the_examples(report):
     _, examples, text = report
     images = {image["alt"]: image["src"] for image in Page(text).named("img")}
 
@@ -137,7 +135,7 @@ def test_embedded_pictures_are_the_examples(report):
 
     example = examples[6]
     np.testing.assert_array_equal(embedded("image of image-06"), example.image)
-    np.testing.assert_array_equal(embedded("truth of image-06"), colourise(example.truth, CLASSES))
+    np.testing.assert_array_equal(embedded("target of image-06"), colourise(example.target, CLASSES))
     predicted = colourise(example.predictions["messages"], CLASSES)
     np.testing.assert_array_equal(embedded("messages of image-06"), predicted)
     assert embedded("entropy (messages) of image-06").size == (10, 12)
@@ -146,18 +144,16 @@ def test_embedded_pictures_are_the_examples(report):
 def test_one_method_with_hard_predictions_and_no_examples(tmp_path):
     evaluator = Evaluator(CLASSES, widths=())
     evaluator.add("one", None, np.zeros((2, 2), int), predicted=np.zeros((2, 2), int))
-    text = write_report(evaluator.scores(), [], tmp_path / "a.html", classes=CLASSES).read_text(
-        encoding="utf-8"
-    )
+    text = write_report(evaluator.scores(), [], tmp_path / "a.html", classes=CLASSES).read_text(encoding="utf-8")
     assert len(Page(text).named("svg")) == 2
     assert "images</h2>" not in text
 
 
 def test_large_photographs_are_reduced(tmp_path):
     evaluator = Evaluator(CLASSES, widths=())
-    truth = np.zeros((600, 900), np.uint8)
-    evaluator.add("one", None, truth, predicted=truth)
-    example = Example("one", np.zeros((600, 900, 3), np.uint8), truth, {"prediction": truth})
+    target = np.zeros((600, 900), np.uint8)
+    evaluator.add("one", None, target, predicted=target)
+    example = ReportExample("one", np.zeros((600, 900, 3), np.uint8), target, {"prediction": target})
     path = write_report(evaluator.scores(), [example], tmp_path / "a.html", classes=CLASSES)
     photograph, mask, _ = Page(path.read_text(encoding="utf-8")).named("img")
     assert (photograph["width"], photograph["height"]) == ("480", "320")
@@ -165,11 +161,11 @@ def test_large_photographs_are_reduced(tmp_path):
     assert mask["src"].startswith("data:image/png")
 
 
-def test_pictures_are_there_before_anyone_scrolls_or_prints(report):
+def test_images_are_there_before_anyone_scrolls_or_prints(report):
     assert "loading=" not in report[2]
 
 
-def test_colours_are_explained_beside_the_pictures(report):
+def test_colours_are_explained_beside_the_images(report):
     assert report[2].count('<p class="legend">') == 2
     assert "black is certain" in report[2]
     assert "entropy (messages)" in report[2]
@@ -177,10 +173,10 @@ def test_colours_are_explained_beside_the_pictures(report):
 
 @pytest.mark.parametrize(("classes", "wide"), [(9, 0), (21, 1)])
 def test_a_large_matrix_has_the_whole_width(tmp_path, classes, wide):
-    many = Classes(tuple(f"class {number}" for number in range(classes)))
+    many = Classes(tuple(f"class {index}" for index in range(classes)))
     evaluator = Evaluator(many)
-    truth = np.arange(classes).repeat(4).reshape(4, -1)
-    evaluator.add("a", None, truth, predicted=truth)
+    target = np.arange(classes).repeat(4).reshape(4, -1)
+    evaluator.add("a", None, target, predicted=target)
     path = write_report(evaluator.scores(), [], tmp_path / "report.html", classes=many)
     assert path.read_text(encoding="utf-8").count('<figure class="wide">') == wide
 
@@ -189,7 +185,7 @@ def test_mismatches_are_named(tmp_path):
     named, examples = evaluated(1)
     with pytest.raises(InputError, match="other classes"):
         write_report(named, examples, tmp_path / "a.html", classes=Classes(("x", "y", "z")))
-    stranger = Example("stranger", examples[0].image, examples[0].truth, {})
+    stranger = ReportExample("stranger", examples[0].image, examples[0].target, {})
     with pytest.raises(InputError, match="none of the examples was scored"):
         write_report(named, [stranger], tmp_path / "a.html", classes=CLASSES)
     assert list(tmp_path.iterdir()) == []

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
 from messagenet.data import SyntheticScenes
-from messagenet.training import TrainConfig, TrainResult, apply_overrides, load_config, train
+from messagenet.training import TrainConfig, TrainResult, load_config, override, train
 from messagenet.training.build import DataSets
+from messagenet.training.systems import apply_system
 
 SMALL = (
-    "model.hidden=8",
-    "model.backbone_options={width: 8}",
+    "model.head.hidden=8",
+    "model.backbone.width=8",
     "run.steps=6",
     "run.batch_size=4",
     "run.workers=0",
@@ -23,8 +24,10 @@ SMALL = (
 )
 
 
-def small_config(*overrides: str) -> TrainConfig:
-    return apply_overrides(load_config("tiny"), [*SMALL, *overrides])
+def small_config(*settings: str, system: str | None = None, shared: Sequence[str] = ()) -> TrainConfig:
+    """The small run as a system; `shared` is set before the system, `settings` after it."""
+    config = override(override(load_config("tiny"), SMALL), shared)
+    return override(config if system is None else apply_system(config, system), settings)
 
 
 def small_data(count: int = 8) -> DataSets:
@@ -45,8 +48,11 @@ def scenes() -> DataSets:
 def run(tmp_path: Path) -> Callable[..., TrainResult]:
     """Trains with some settings changed; `name` is the folder under the test's own."""
 
-    def trained(*overrides: str, name: str = "run", **arguments: object) -> TrainResult:
+    def trained(
+        *settings: str, name: str = "run", system: str | None = None, shared: Sequence[str] = (), **arguments: object
+    ) -> TrainResult:
         arguments.setdefault("data", small_data())
-        return train(small_config(*overrides), tmp_path / name, **arguments)  # type: ignore[arg-type]
+        config = small_config(*settings, system=system, shared=shared)
+        return train(config, tmp_path / name, **arguments)  # type: ignore[arg-type]
 
     return trained

@@ -1,4 +1,4 @@
-"""Trains a run that is killed again and again, and one that is not. Started by `test_killed.py`.
+"""Trains a run that is killed again and again, and one that is not. Started by `test_checkpoint.py`.
 
 Every attempt is a fork of this process, which has imported everything but computed nothing, so that an attempt
 costs little start-up. The parent kills it with SIGKILL at a random moment.
@@ -19,12 +19,12 @@ import tensorboardX  # noqa: F401 (both are imported late by the run itself)
 import torch._dynamo  # noqa: F401
 
 from messagenet.data import SyntheticScenes
-from messagenet.training import Silent, apply_overrides, load_config, train
+from messagenet.training import TrainCallback, load_config, override, train
 from messagenet.training.build import DataSets
 
 SETTINGS = (
-    "model.hidden=8",
-    "model.backbone_options={width: 8}",
+    "model.head.hidden=8",
+    "model.backbone.width=8",
     "augment.mirror=true",
     "augment.scale_range=[0.8, 1.2]",
     "augment.crop=48",
@@ -39,7 +39,7 @@ SETTINGS = (
 )
 
 
-class Ticks(Silent):
+class Ticks(TrainCallback):
     """Writes a byte into a pipe after every step."""
 
     def __init__(self, pipe: int) -> None:
@@ -58,7 +58,7 @@ def attempt(folder: Path) -> tuple[int, int]:
         return child, ours
     try:
         data = DataSets(SyntheticScenes(10, size=48), SyntheticScenes(2, size=48, split="val"))
-        config = apply_overrides(load_config("tiny"), SETTINGS)
+        config = override(load_config("tiny"), SETTINGS)
         train(config, folder, resume=True, data=data, progress=Ticks(theirs))
         os._exit(0)
     except BaseException:

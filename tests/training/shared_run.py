@@ -1,17 +1,19 @@
-"""One run of several processes. Started by `test_processes.py` through torchrun."""
+"""Runs of several processes, one after the other. Started by `test_distributed.py` through torchrun."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from messagenet.data import SyntheticScenes
-from messagenet.training import apply_overrides, load_config, train
+from messagenet.training import load_config, override, train
 from messagenet.training.build import DataSets
+from messagenet.training.systems import apply_system
 
 SETTINGS = (
-    "model.hidden=8",
-    "model.backbone_options={width: 8}",
+    "model.head.hidden=8",
+    "model.backbone.width=8",
     "augment.mirror=true",
     "run.steps=12",
     "run.accumulate=2",
@@ -23,11 +25,13 @@ SETTINGS = (
 )
 
 
-def main(folder: Path, batch_size: int) -> None:
-    config = apply_overrides(load_config("tiny"), [*SETTINGS, f"run.batch_size={batch_size}"])
+def main(folder: Path, systems: Sequence[str], settings: Sequence[str]) -> None:
+    """Trains every system in a folder of its name."""
     data = DataSets(SyntheticScenes(10, size=48), SyntheticScenes(3, size=48, split="val"))
-    train(config, folder, data=data)
+    shared = override(load_config("tiny"), [*SETTINGS, *settings])
+    for system in systems:
+        train(apply_system(shared, system), folder / system, data=data)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    main(Path(sys.argv[1]), sys.argv[2].split(","), sys.argv[3:])

@@ -1,15 +1,22 @@
-"""Checkpoints: exact, atomic, and forgiving of one damaged file."""
+"""Checkpoints: exact, atomic, forgiving of one damaged file; and runs that are killed and resumed."""
 
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 from messagenet.errors import InputError
-from messagenet.training.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
+from messagenet.settings import flat
+from messagenet.training import TrainConfig
+from messagenet.training.checkpoint import FREE, LENGTHS, Checkpoint, read_checkpoint, write_checkpoint
+from messagenet.training.progress import read_log
+
+TIMES = ("images_per_second", "waiting")
 
 
 def checkpoint(step: int) -> Checkpoint:
@@ -77,3 +84,33 @@ def test_a_full_disk_is_said_in_one_line(tmp_path: Path, monkeypatch: pytest.Mon
     with pytest.raises(InputError, match=r"No space left on device.*--resume"):
         write_checkpoint(tmp_path, checkpoint(1))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_settings_that_may_change_are_settings() -> None:
+    assert set(FREE) | set(LENGTHS) <= flat(TrainConfig()).keys()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_killed_run_ends_where_it_would_have(tmp_path: Path) -> None:
+    script = Path(__file__).with_name("killed_run.py")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    ended = subprocess.run(
+        [sys.executable, str(script), str(tmp_path), "5"], capture_output=True, text=True, env=environment, check=False
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert int(ended.stdout) >= 3
+
+    whole, killed = (read_checkpoint(tmp_path / name / "checkpoint") for name in ("whole", "killed"))
+    assert whole is not None
+    assert killed is not None
+    assert (whole.step, killed.step) == (40, 40)
+    assert whole.tensors.keys() == killed.tensors.keys()
+    assert all(torch.equal(whole.tensors[name], killed.tensors[name]) for name in whole.tensors)
+    for model in ("best", "last"):
+        for file in ("model.safetensors", "config.json"):
+            assert (tmp_path / "whole" / model / file).read_bytes() == (tmp_path / "killed" / model / file).read_bytes()
+    logs = [
+        [{key: value for key, value in record.items() if key not in TIMES} for record in read_log(path)]
+        for path in (tmp_path / "whole" / "log.jsonl", tmp_path / "killed" / "log.jsonl")
+    ]
+    assert logs[0] == logs[1]

@@ -1,27 +1,28 @@
-"""Configurations: defaults, files, overrides, and what is said about mistakes."""
+"""Configurations: defaults, files, settings, and what is said about mistakes."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from messagenet.data import Augment
+from messagenet.data import SCENE_CLASSES, Augment
 from messagenet.data.classes import numbered_classes
 from messagenet.errors import InputError
-from messagenet.models import SegmentationNet
-from messagenet.settings import flat
-from messagenet.training import TrainConfig, apply_overrides, load_config, save_config
-from messagenet.training.build import build_network
+from messagenet.models import SegmentationModel
+from messagenet.settings import component_group, find, flat, kinds, options
+from messagenet.training import TrainConfig, load_config, override, save_config
+from messagenet.training.build import build_model
 from messagenet.training.config import (
     DataConfig,
     OptimiserConfig,
     RunConfig,
-    attribute_texts,
+    choose_config,
     config_text,
     parse_config,
     preset_names,
@@ -34,28 +35,27 @@ RECIPES = Path(__file__).parents[2] / "recipes"
 def test_published_recipes_can_be_built(path: Path) -> None:
     config = load_config(path)
     assert config.data.val_split is None  # nothing is chosen by the images that will be scored
+    random = override(config, {"model.pretrained": None, "model.pretrained_head": False})
     with torch.device("meta"):
-        net = build_network(
-            replace(config.model, pretrained=None, pretrained_head=False), numbered_classes(7)
-        ).net
-    shipped = SegmentationNet.from_pretrained()
+        model = build_model(random, numbered_classes(7)).model
+    bundled = SegmentationModel.from_pretrained()
     ours, theirs = (
         {name: values.shape for name, values in each.state_dict().items() if not name.startswith("head.")}
-        for each in (net, shipped)
+        for each in (model, bundled)
     )
     assert ours == theirs
 
 
 def test_images_to_score_are_not_trained_on() -> None:
     with pytest.raises(InputError, match=r"set data\.val_split=null"):
-        apply_overrides(load_config("tiny"), ["data.train_split=train+val"])
-    apply_overrides(load_config("tiny"), ["data.train_split=train+train"])
+        override(load_config("tiny"), ["data.train_split=train+val"])
+    override(load_config("tiny"), ["data.train_split=train+train"])
 
 
 def test_a_file_may_start_from_a_preset(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text("preset: fast\nrun: {epochs: 3}\nmodel: {neck: {filters: 1}}\n")
-    expected = apply_overrides(load_config("fast"), ["run.epochs=3", "model.neck={filters: 1}"])
+    expected = override(load_config("fast"), ["run.epochs=3", "model.neck={filters: 1}"])
     assert load_config(path) == expected
     path.write_text("preset: fats\n")
     with pytest.raises(InputError, match=r'mine.yaml: there is no preset "fats": did you mean "fast"'):
@@ -65,13 +65,31 @@ def test_a_file_may_start_from_a_preset(tmp_path: Path) -> None:
 def test_default_file_lists_exactly_the_defaults() -> None:
     assert load_config("default") == TrainConfig()
     default = Path(load_config.__code__.co_filename).parent / "presets" / "default.yaml"
-    assert default.read_text(encoding="utf-8").endswith(config_text(TrainConfig()))
+    expected = "# Every setting and its default.\n\n" + config_text(TrainConfig())
+    assert default.read_text(encoding="utf-8") == expected
 
 
 def test_every_setting_has_a_comment() -> None:
-    for section, value in vars(TrainConfig()).items():
-        assert attribute_texts(TrainConfig)[section]
-        assert set(attribute_texts(type(value))) == set(vars(value))
+    for section, option in options(TrainConfig).items():
+        assert option.help, section
+        group = component_group(option.type)
+        makes = [find(group, kind) for kind in kinds(group)] if group else [type(option.default)]
+        for make in makes:
+            assert [name for name, each in options(make).items() if not each.help] == []
+
+
+@pytest.mark.parametrize("group", ["backbone", "neck", "head", "loss"])
+def test_every_option_of_a_component_has_a_comment_and_survives_a_round_trip(group: str) -> None:
+    config = override(TrainConfig(), {"model.head": "crf"}) if group == "loss" else TrainConfig()
+    for kind in kinds(group):
+        assert [name for name, each in options(find(group, kind)).items() if not each.help] == []
+        if kind == "member_cross_entropy":
+            config = override(config, {"model.head": "ensemble"})
+        elif group == "loss":
+            config = override(config, {"model.head": "crf", "loss": "cross_entropy"})
+        path = "loss" if group == "loss" else f"model.{group}"
+        changed = override(config, {path: kind})
+        assert parse_config(config_text(changed)) == changed
 
 
 @pytest.mark.parametrize("name", preset_names())
@@ -87,9 +105,7 @@ def test_presets_survive_a_round_trip(name: str, tmp_path: Path) -> None:
     spec=st.text(st.characters(codec="utf-8", exclude_categories=("Cc", "Cs")), max_size=20),
 )
 @settings(max_examples=25, deadline=None)
-def test_any_values_survive_a_round_trip(
-    lr: float, steps: int | None, scales: list[float], spec: str
-) -> None:
+def test_any_values_survive_a_round_trip(lr: float, steps: int | None, scales: list[float], spec: str) -> None:
     config = TrainConfig(
         data=DataConfig(spec=spec, keep=(spec, 3)),
         augment=Augment(scales=tuple(scales), crop=64),
@@ -101,47 +117,49 @@ def test_any_values_survive_a_round_trip(
 
 def test_presets_are_what_they_are_called() -> None:
     paper, fast, tiny = (load_config(name) for name in ("paper-vgg16", "fast", "tiny"))
-    assert (paper.model.backbone, paper.model.hidden, paper.model.iterations) == ("vgg16", 512, 1)
-    assert paper.model.relations == ("surrounding:0.4", "above:0.4", "below:0.4")
-    assert paper.model.backbone_options["scales"] == [1.2, 0.8, 0.4]
+    head = paper.model.head
+    assert (paper.model.backbone["kind"], head["kind"]) == ("vgg16", "message")
+    assert (head["hidden"], head["iterations"]) == (512, 1)
+    assert head["relations"] == ["surrounding:0.4", "above:0.4", "below:0.4"]
+    assert paper.model.backbone["scales"] == [1.2, 0.8, 0.4]
     assert (paper.optimiser.name, paper.optimiser.momentum, paper.schedule.power) == ("sgd", 0.9, 0.9)
     assert paper.augment == Augment.paper()
-    assert (fast.model.backbone, fast.model.pretrained) == ("efficientnet_lite0", "package")
-    assert (tiny.model.backbone, tiny.data.spec) == ("tiny", "synthetic")
+    assert (fast.model.backbone["kind"], fast.model.pretrained) == ("efficientnet_lite0", "package")
+    assert (tiny.model.backbone["kind"], tiny.data.spec) == ("tiny", "synthetic")
 
 
-def test_overrides_are_read_as_yaml() -> None:
-    config = apply_overrides(
+def test_settings_are_read_as_yaml() -> None:
+    config = override(
         TrainConfig(),
         [
             "run.epochs=3",
-            "model.relations=[surrounding:0.4, near=above:3cells:box]",
+            "model.head.relations=[surrounding:0.4, near=above:3cells:box]",
             "optimiser.lr=1e-4",
             "augment.crop=[64, 96]",
             "data.keep=[cat, 3]",
             "run.steps=null",
-            "model.backbone_options={width: 16}",
+            "model.backbone={kind: tiny, width: 16}",
             "run.epochs=4",
         ],
     )
     assert config.run.epochs == 4
-    assert config.model.relations == ("surrounding:0.4", "near=above:3cells:box")
+    assert config.model.head["relations"] == ["surrounding:0.4", "near=above:3cells:box"]
     assert config.optimiser.lr == 1e-4
     assert config.augment.crop == (64, 96)
     assert config.data.keep == ("cat", 3)
-    assert config.model.backbone_options == {"width": 16}
+    assert config.model.backbone == {"kind": "tiny", "width": 16, "stride": 4}
 
 
 def test_epochs_replace_the_steps_of_a_preset() -> None:
     tiny = load_config("tiny")
     assert tiny.run.steps is not None
-    assert apply_overrides(tiny, ["run.epochs=2"]).run.steps is None
-    both = apply_overrides(tiny, ["run.epochs=2", "run.steps=7"]).run
+    assert override(tiny, ["run.epochs=2"]).run.steps is None
+    both = override(tiny, ["run.epochs=2", "run.steps=7"]).run
     assert (both.epochs, both.steps) == (2, 7)
 
 
 @pytest.mark.parametrize(
-    ("override", "said"),
+    ("line", "said"),
     [
         ("run.epoch=3", 'no setting "run.epoch": did you mean "run.epochs"?'),
         ("lr=0.1", 'no setting "lr": did you mean "optimiser.lr"?'),
@@ -157,27 +175,41 @@ def test_epochs_replace_the_steps_of_a_preset() -> None:
         ("optimiser.name=adam", "optimiser.name is 'adam'; did you mean \"adamw\"?"),
         ("augment.scales=[1, x]", "augment.scales is [1, 'x']; give a list, each a number"),
         ("augment.crop=[1, 2, 3]", "augment.crop is [1, 2, 3]; give a list of 2"),
-        ("model.relations=[abve:0.4]", 'has the shape "abve": did you mean "above"?'),
+        ("model.head.relations=[abve:0.4]", 'has the shape "abve": did you mean "above"?'),
         ("model=3", "model is 3; give settings as name: value"),
         ("run.cache_features=true", "cache_features needs a backbone that does not change"),
         ("run.epochs", '"run.epochs" sets nothing; write section.name=value'),
         ("data.balance=1.1", "data: balance is 1.1; give at most 1"),
         ("data.balance=-1", "data: balance is -1.0; give at least 0"),
-        ("model.kernels={bilateral_colour: wide}", "model.kernels is {'bilateral_colour': 'wide'}; give"),
+        ("model.head={kind: crf_rnn, bilateral_colour: wide}", "model.head.bilateral_colour is 'wide'; give a number"),
+        ("model.backbone.kind=tinny", 'there is no backbone "tinny": did you mean "tiny"? (model.backbone)'),
+        ("model.backbone=tinny", 'there is no backbone "tinny": did you mean "tiny"? (model.backbone)'),
+        ("model.head.kind=contextcrf", 'there is no head "contextcrf": choose one of: '),
+        ("loss=piecewis", 'there is no loss "piecewis": did you mean "piecewise"? (loss)'),
+        ("run.method=dager", 'there is no method "dager": did you mean "dagger"? (run.method)'),
+        ("model.head.hiden=4", 'no setting "model.head.hiden" for message: did you mean "hidden"?'),
+        ("model.head.hidden=many", "model.head.hidden is 'many'; give a whole number"),
+        ("model.head.hidden.units=3", "model.head.hidden is {'units': 3}; give a whole number"),
+        ("model.head=[1]", "model.head is [1]; give a kind, or settings as {kind: …, name: value}"),
+        ("model.head=null", "model.head is None; give settings as {name: value}"),
+        ("loss=null", "loss is None; give settings as {name: value}"),
+        ("run.precision=float23", "run.precision is 'float23'; did you mean \"float32\"?"),
+        ("run.precision=no", 'run.precision is False; give "float32" or "bf16" or "fp16"'),
         ("data.keep=[", "the value is not YAML"),
     ],
 )
-def test_mistakes_are_named(override: str, said: str) -> None:
+def test_mistakes_are_named(line: str, said: str) -> None:
     with pytest.raises(InputError) as caught:
-        apply_overrides(TrainConfig(), [override])
+        override(TrainConfig(), [line])
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 def test_bounds_themselves_are_allowed() -> None:
-    config = apply_overrides(TrainConfig(), ["data.balance=1", "model.kernels={bilateral_colour: 3.0e+1}"])
-    assert (config.data.balance, config.model.kernels) == (1.0, {"bilateral_colour": 30.0})
-    assert apply_overrides(TrainConfig(), ["data.balance=0"]).data.balance == 0
+    lines = ["data.balance=1", "model.head.kind=crf_rnn", "model.head.bilateral_colour=3.0e+1"]
+    config = override(TrainConfig(), lines)
+    assert (config.data.balance, config.model.head["bilateral_colour"]) == (1.0, 30.0)
+    assert override(TrainConfig(), ["data.balance=0"]).data.balance == 0
 
 
 def test_mistakes_in_files_name_the_file(tmp_path: Path) -> None:
@@ -199,13 +231,126 @@ def test_mistakes_in_files_name_the_file(tmp_path: Path) -> None:
 def test_flat_names_every_setting() -> None:
     names = flat(TrainConfig())
     assert names["augment.mirror"] is False
-    assert names["model.relations"] == ["surrounding:0.4", "above:0.4", "below:0.4"]
+    assert names["model.head.relations"] == ["surrounding:0.4", "above:0.4", "below:0.4"]
 
 
-def test_the_same_seed_builds_the_same_network() -> None:
-    from messagenet.data import SCENE_CLASSES
-
-    config = load_config("tiny").model
-    first, same, other = (build_network(config, SCENE_CLASSES, seed).net.state_dict() for seed in (0, 0, 1))
+def test_the_same_seed_builds_the_same_model() -> None:
+    config = load_config("tiny")
+    first, same, other = (
+        build_model(override(config, {"run.seed": seed}), SCENE_CLASSES).model.state_dict() for seed in (0, 0, 1)
+    )
     assert all(first[name].equal(same[name]) for name in first)
     assert not all(first[name].equal(other[name]) for name in first)
+
+
+def test_values_travel_as_values() -> None:
+    """A mapping is not read as YAML: numbers keep their type and last digit, text stays text."""
+    values: dict[str, Any] = {
+        "optimiser.lr": 1e-5,
+        "optimiser.weight_decay": 0.1 + 0.2,
+        "data.spec": "folder:a: [b",
+        "data.keep": ("yes", 3),
+        "model.head": {"kind": "message", "relations": ("above:3cells",)},
+        "run.epochs": 2,
+    }
+    config = override(load_config("tiny"), values)
+    assert (config.optimiser.lr, config.optimiser.weight_decay) == (1e-5, 0.1 + 0.2)
+    assert type(config.optimiser.lr) is float
+    assert (config.data.spec, config.data.keep) == ("folder:a: [b", ("yes", 3))
+    assert config.model.head["relations"] == ["above:3cells"]
+    assert (config.run.epochs, config.run.steps) == (2, None)
+    assert parse_config(config_text(config)) == config
+
+
+def test_a_setting_that_nothing_would_use_is_refused() -> None:
+    for lines, said in (
+        (["model.head.kind=fcn8s", "model.neck.width=4"], "head fcn8s takes none; set model.neck=null"),
+        (["model.neck.width=4", "model.head=fcn8s"], "head fcn8s takes none; set model.neck=null"),
+        (["model.head=unary", "model.head.iterations=9"], 'no setting "model.head.iterations" for unary'),
+        (["model.head.iterations=9", "model.head.kind=unary"], 'no setting "model.head.iterations" for unary'),
+        (["model.backbone=tiny", "model.backbone.frozen_stages=2"], '"model.backbone.frozen_stages" for tiny'),
+        (["model.head=unary", "model.separate_features=true"], "set model.separate_features=false"),
+        (["model.neck.filters=1", "model.separate_features=true"], "set model.neck=null, or"),
+        (["model.head=crf", "loss=piecewise", "loss.resolution=pixels"], '"loss.resolution" for piecewise'),
+        (["loss=piecewise"], "is for the head crf, not message; set model.head.kind=crf, or loss.kind="),
+    ):
+        for base in (TrainConfig(), load_config("fast")):
+            with pytest.raises(InputError) as caught:
+                override(base, lines)
+            assert said in str(caught.value)
+            assert "\n" not in str(caught.value)
+
+
+def test_a_preset_is_soft() -> None:
+    fast = load_config("fast")
+    assert fast.model.neck is not None
+    changed = override(fast, ["model.head.kind=fcn8s"])
+    assert changed.model.neck is None
+    with pytest.raises(InputError, match=r"takes none; set model\.neck=null"):
+        override(changed, ["model.neck.width=4"])
+    separate = override(TrainConfig(), ["model.separate_features=true"])
+    assert override(separate, ["model.head=crf"]).model.separate_features
+    assert not override(separate, ["model.head=unary"]).model.separate_features
+
+
+def test_another_kind_keeps_the_options_that_both_have() -> None:
+    base = override(
+        TrainConfig(),
+        [
+            "model.head.hidden=12",
+            "model.head.iterations=3",
+            "model.backbone.frozen_stages=2",
+            "loss.cell_label=majority",
+        ],
+    )
+    changed = override(base, ["model.head=crf", "model.backbone=efficientnet_lite2", "loss=piecewise"])
+    defaults = {name: option.default for name, option in options(find("head", "crf")).items()}
+    assert changed.model.head["hidden"] == 12
+    assert "iterations" not in changed.model.head
+    assert changed.model.head["inference_iterations"] == defaults["inference_iterations"]
+    assert changed.model.backbone["frozen_stages"] == 2
+    assert changed.loss == {"kind": "piecewise", "cell_label": "majority"}
+
+
+def test_another_kind_has_its_own_defaults() -> None:
+    """Kernel weights of DeepLab-CRF and CRF-RNN have other defaults; only what was set is carried over."""
+    deeplab = override(TrainConfig(), ["model.head=deeplab_crf", "model.head.bilateral_colour=7"])
+    rnn = override(deeplab, ["model.head=crf_rnn"])
+    assert deeplab.model.head["spatial_weight"] == 3.0
+    assert rnn.model.head["spatial_weight"] == 1.0
+    assert rnn.model.head["bilateral_colour"] == 7.0
+
+
+@pytest.mark.parametrize("precision", ["float32", "bf16", "fp16"])
+def test_precisions(precision: str) -> None:
+    assert override(TrainConfig(), [f"run.precision={precision}"]).run.precision == precision
+
+
+def test_where_a_run_starts_from(tmp_path: Path) -> None:
+    assert choose_config(data="synthetic:20") == override(load_config("tiny"), ["data.spec=synthetic:20"])
+    photographs = choose_config(data="folder:street", epochs=3, keep=("cat",), rest=None)
+    expected = override(load_config("finetune"), ["data.spec=folder:street", "run.epochs=3", "data.keep=[cat]"])
+    assert photographs == expected
+    saved = override(load_config("tiny"), ["run.steps=7"])
+    save_config(saved, tmp_path / "config.yaml")
+    assert choose_config(run_folder=tmp_path) == saved
+    given = choose_config(data="synthetic", system="unary", settings={"model.head.hidden": 4, "optimiser.lr": 1e-5})
+    assert given.model.head == {"kind": "unary", "hidden": 4}
+    assert given.optimiser.lr == 1e-5
+    for wrong, said in (
+        ({}, "say what to train on"),
+        ({"preset": "tiny", "file": "my.yaml"}, "not both"),
+        ({"run_folder": tmp_path / "none"}, "there is no run to resume"),
+        ({"data": "synthetic", "system": "unray"}, 'there is no system "unray"; did you mean "unary"?'),
+        ({"data": "synthetic", "system": "unary", "settings": ["model.head.iterations=2"]}, "for unary"),
+    ):
+        with pytest.raises(InputError, match=said.replace("?", r"\?")):
+            choose_config(**wrong)  # type: ignore[arg-type]
+
+
+def test_a_configuration_is_not_changed_by_those_made_from_it() -> None:
+    base = load_config("fast")
+    before = dataclasses.asdict(base)
+    override(base, ["model.head.hidden=3", "model.backbone.width=8", "loss.label_smoothing=0.1", "model.neck=null"])
+    assert dataclasses.asdict(base) == before
+    assert TrainConfig() == load_config("default")

@@ -20,12 +20,15 @@ from messagenet.data import Classes, Sample, SegmentationData, SyntheticScenes
 from messagenet.data.classes import numbered_classes
 from messagenet.errors import InputError
 from messagenet.evaluation import Confusion
-from messagenet.models import MessageNet, UnaryNet
-from messagenet.training import Bar, Silent, TrainConfig, TrainResult, load_config, train
-from messagenet.training.build import DataSets, build_network
+from messagenet.geometry import node_targets
+from messagenet.models import SegmentationModel, UnaryHead
+from messagenet.prediction import PredictOptions, Predictor, score
+from messagenet.training import Bar, TrainCallback, TrainConfig, TrainResult, load_config, train
+from messagenet.training.build import DataSets, build_model
 from messagenet.training.progress import read_log
 
 Run = Callable[..., TrainResult]
+CACHED = ("run.freeze_backbone=true", "run.cache_features=true", "run.cache_precision=fp32")
 
 
 def weights(result: TrainResult, which: str = "last") -> dict[str, torch.Tensor]:
@@ -58,12 +61,12 @@ def test_training_reduces_the_loss_and_writes_everything(run: Run, tmp_path: Pat
 
 def test_the_score_is_that_of_the_saved_model_on_whole_images(run: Run) -> None:
     result = run("run.steps=12", "run.ema=0.5")
-    net = MessageNet.from_pretrained(result.folder / "best")
+    model = SegmentationModel.from_pretrained(result.folder / "best")
     val = SyntheticScenes(3, size=48, split="val")
     confusion = Confusion(val.classes.num_classes)
     for sample in val:
         image = torch.from_numpy(sample.image.transpose(2, 0, 1).copy()).float()[None] / 255
-        confusion.update(net.marginals(image).argmax(1)[0].numpy(), sample.mask)
+        confusion.update(model.marginals(image).argmax(1)[0].numpy(), sample.mask)
     union = confusion.matrix.sum(0) + confusion.matrix.sum(1) - np.diag(confusion.matrix)
     expected = (np.diag(confusion.matrix)[union > 0] / union[union > 0]).mean()
     assert result.best_iou == pytest.approx(expected, abs=1e-12)
@@ -93,30 +96,24 @@ def test_one_step_is_the_textbook_one(run: Run, small: Callable[..., TrainConfig
     from messagenet.data import collate
     from messagenet.losses import marginal_cross_entropy
     from messagenet.training.batches import Plan
-    from messagenet.training.build import build_network
 
     settings = ("optimiser.name=sgd", "optimiser.momentum=0", "optimiser.weight_decay=0", "optimiser.clip=0")
     result = run(
-        *settings,
-        "run.steps=1",
-        "optimiser.lr=0.5",
-        "run.batch_size=2",
-        "run.accumulate=2",
-        "schedule.warmup=0",
+        *settings, "run.steps=1", "optimiser.lr=0.5", "run.batch_size=2", "run.accumulate=2", "schedule.warmup=0"
     )
     config = small()
     data = SyntheticScenes(8, size=48)
-    net = build_network(config.model, data.classes, 0).net
+    model = build_model(config, data.classes).model
     batch = collate([data[i] for _, i in next(Plan(8, 4, 1, 1, 1, 0).batches(0))])
-    loss = marginal_cross_entropy(net(batch.images), batch.masks, net.stride)
+    loss = marginal_cross_entropy(model(batch.images), batch.target, model.output_stride).mean
     loss.backward()
     assert losses(result) == [pytest.approx(loss.item(), rel=1e-6)]
-    for name, parameter in net.named_parameters():
+    for name, parameter in model.named_parameters():
         expected = parameter.detach() - 0.5 * parameter.grad
         torch.testing.assert_close(weights(result)[name], expected, rtol=1e-4, atol=1e-6)
 
 
-class StopAt(Silent):
+class StopAt(TrainCallback):
     """Sends Ctrl-C after a step."""
 
     def __init__(self, step: int) -> None:
@@ -132,12 +129,8 @@ class StopAt(Silent):
         self.result = result
 
 
-@pytest.mark.parametrize(
-    "extra", [("run.workers=1",), ("run.ema=0.8", "run.log_every=4", "optimiser.name=sgd")]
-)
-def test_ctrl_c_finishes_the_step_and_resuming_ends_where_it_would_have(
-    run: Run, extra: tuple[str, ...]
-) -> None:
+@pytest.mark.parametrize("extra", [("run.workers=1",), ("run.ema=0.8", "run.log_every=4", "optimiser.name=sgd")])
+def test_ctrl_c_finishes_the_step_and_resuming_ends_where_it_would_have(run: Run, extra: tuple[str, ...]) -> None:
     settings = ("run.steps=9", "run.evaluate_every=3", "augment.mirror=true", *extra)
     whole = run(*settings, name="whole")
     watcher, handler = StopAt(5), signal.getsignal(signal.SIGINT)
@@ -204,6 +197,14 @@ def test_a_finished_run_can_be_made_longer_but_not_shorter(run: Run) -> None:
         run("run.steps=7", resume=True)
 
 
+def test_resuming_as_another_kind_names_the_kind(run: Run) -> None:
+    run()
+    with pytest.raises(InputError, match=r"model\.head\.kind is unary, but message in .*config\.yaml"):
+        run("model.head=unary", resume=True)
+    with pytest.raises(InputError, match=r"model\.neck.* resume with the same settings"):
+        run("model.neck.filters=1", resume=True)
+
+
 class Renamed(SegmentationData):
     """Scenes under other class names."""
 
@@ -243,17 +244,15 @@ def test_divergence_names_the_rate_and_the_images_and_writes_nothing(run: Run, t
         assert all(torch.isfinite(values).all() for values in load_file(model).values())
 
 
-def test_a_relation_that_reaches_nobody_is_refused_before_anything_is_written(
-    run: Run, tmp_path: Path
-) -> None:
+def test_a_relation_that_reaches_nobody_is_refused_before_anything_is_written(run: Run, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"relation above:0\.05 reaches no node.*12x12 nodes.*above:3cells"):
-        run("model.relations=[surrounding:0.4, above:0.05]")
+        run("model.head.relations=[surrounding:0.4, above:0.05]")
     assert not (tmp_path / "run").exists()
 
 
 def test_a_unary_network_needs_no_relations(run: Run) -> None:
-    result = run("model.kind=unary", "model.relations=[above:0.05]", "model.separate_features=true")
-    assert isinstance(UnaryNet.from_pretrained(result.folder / "best"), UnaryNet)
+    result = run(system="unary")
+    assert isinstance(SegmentationModel.from_pretrained(result.folder / "best").head, UnaryHead)
 
 
 def test_without_validation_the_best_is_the_last(run: Run, scenes: DataSets) -> None:
@@ -267,24 +266,24 @@ def test_without_validation_the_best_is_the_last(run: Run, scenes: DataSets) -> 
     [
         ("run.precision=bf16",),
         ("run.norm=frozen", "loss.resolution=pixels"),
-        ("model.separate_features=true", "model.iterations=2", "model.tied=false"),
+        ("model.separate_features=true", "model.head.iterations=2", "model.head.tied=false"),
         ("augment.scale_range=[0.7, 1.3]",),
     ],
 )
 def test_other_settings_train_too(run: Run, settings: tuple[str, ...]) -> None:
-    result = run(*settings, "run.steps=15", "model.relations=[surrounding:3cells]")
+    result = run(*settings, "run.steps=15", "model.head.relations=[surrounding:3cells]")
     assert losses(result)[-1] < losses(result)[0]
 
 
 def test_half_precision_needs_a_gpu(run: Run) -> None:
     if torch.cuda.is_available():
         pytest.skip("there is one")
-    with pytest.raises(InputError, match="use bf16 or no"):
+    with pytest.raises(InputError, match="use bf16 or float32"):
         run("run.precision=fp16")
 
 
 def test_a_trained_backbone_can_be_taken_over_and_frozen(run: Run) -> None:
-    first = run("model.kind=unary", name="first")
+    first = run(name="first", system="unary")
     folder = first.folder / "last"
     second = run(f"model.pretrained={folder}", "run.freeze_backbone=true", name="second")
     theirs, ours = weights(first), weights(second)
@@ -292,7 +291,7 @@ def test_a_trained_backbone_can_be_taken_over_and_frozen(run: Run) -> None:
     assert backbone
     assert all(torch.equal(ours[name], theirs[name]) for name in backbone)
     with pytest.raises(InputError, match="has other options"):
-        run(f"model.pretrained={folder}", "model.backbone_options={width: 16}", name="third")
+        run(f"model.pretrained={folder}", "model.backbone.width=16", name="third")
 
 
 def test_a_whole_model_can_be_taken_over(run: Run) -> None:
@@ -303,28 +302,60 @@ def test_a_whole_model_can_be_taken_over(run: Run) -> None:
     for name, values in theirs.items():
         torch.testing.assert_close(ours[name], values)
     for other, words in (
-        ("model.kind=unary", "it is a MessageNet, not a UnaryNet"),
-        ("model.aggregation=sum", "aggregation is fixed there and sum here"),
-        ("model.relations=[surrounding:2cells]", "relations is"),
-        ("model.backbone_options={width: 16}", "parameters of other sizes"),
+        ("model.head.kind=unary", "head.kind is message there and unary here"),
+        ("model.head.aggregation=sum", "head.aggregation is fixed there and sum here"),
+        ("model.head.relations=[surrounding:2cells]", "head.relations is"),
+        ("model.backbone.width=16", "parameters of other sizes"),
     ):
         with pytest.raises(InputError, match=words):
             run(folder, "model.pretrained_head=true", other, name="third")
     with pytest.raises(InputError, match="to take the head from"):
         run("model.pretrained_head=true", name="third")
-    model = load_config(second.folder / "config.yaml").model
+    config = load_config(second.folder / "config.yaml")
     with pytest.raises(InputError, match="only for the same classes"):
-        build_network(model, numbered_classes(9))
+        build_model(config, numbered_classes(9))
     with pytest.raises(InputError, match="has no head"):
-        run(
-            "model.pretrained=package",
-            "model.backbone=efficientnet_lite0",
-            "model.backbone_options={}",
-            "model.pretrained_head=true",
-            name="fifth",
-        )
+        run("model.pretrained=package", "model.backbone=efficientnet_lite0", "model.pretrained_head=true", name="fifth")
 
 
 def test_data_are_opened_from_the_configuration(tmp_path: Path, small: Callable[..., TrainConfig]) -> None:
     result = train(small("data.spec=synthetic:6", "data.val_limit=2", "run.steps=2"), tmp_path / "run")
     assert result.steps == 2
+
+
+@pytest.mark.parametrize(
+    "cached", [(), ("run.freeze_backbone=true", "run.cache_features=true", "run.cache_precision=fp32")]
+)
+def test_the_working_size_is_saved_and_used_by_validation_and_prediction(run: Run, cached: tuple[str, ...]) -> None:
+    result = run("augment.longest_side=24", "run.steps=12", *cached)
+    model = SegmentationModel.from_pretrained(result.folder / "last")
+    assert model.input.longest_side == 24
+    seen: list[tuple[int, ...]] = []
+    forward_features = model.forward_features
+
+    def spy(images: torch.Tensor) -> Any:
+        seen.append(tuple(images.shape[2:]))
+        return forward_features(images)
+
+    model.forward_features = spy  # type: ignore[method-assign]
+    val = SyntheticScenes(3, size=48, split="val")
+    assert Predictor(model).labels(val[0].image).shape == (48, 48)
+    assert set(seen) == {(24, 24)}
+    assert score(Predictor(model), val).mean_iou == pytest.approx(result.last_iou, abs=1e-6)
+    whole = score(Predictor(model, PredictOptions(longest_side=0)), val)
+    assert whole.mean_iou != pytest.approx(result.last_iou, abs=1e-6)
+
+
+@pytest.mark.parametrize("system", ["message", "ensemble", "context_crf", "crf_pseudo", "crf_likelihood"])
+def test_labels_of_nodes_are_computed_once_a_step(run: Run, system: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+
+    def spy(target: torch.Tensor, *arguments: Any, **options: Any) -> torch.Tensor:
+        calls.append(len(target))
+        return node_targets(target, *arguments, **options)
+
+    monkeypatch.setattr("messagenet.losses.cross_entropy.node_targets", spy)
+    monkeypatch.setattr("messagenet.losses.crf.node_targets", spy)
+    sizes = ("model.head.hidden=32", "model.backbone.width=32", "model.head.relations=[surrounding:3cells]")
+    run("run.steps=2", "run.batch_size=3", "run.accumulate=2", system=system, shared=sizes)
+    assert calls == [3] * 4

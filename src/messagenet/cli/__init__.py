@@ -1,24 +1,28 @@
 """The `messagenet` command. Every verb is one call into the library; this package only reads arguments and prints.
 
-    learning    train, tune, settings
-    applying    predict, evaluate, serve
-    studying    demo, compare, infer, data check
+    models      train, tune, settings, predict, evaluate, serve
+    research    demo, compare, infer, data check
 
 Exit codes: 0 done, 2 the input is at fault (one line says what to change), 130 interrupted.
 """
 
 from __future__ import annotations
 
+import os
 import sys
-from typing import Annotated
+import time
+from typing import Annotated, NoReturn
 
 import typer
 
 from messagenet._version import __version__
 from messagenet.cli.models import evaluate, predict, serve, settings, train, tune
-from messagenet.cli.options import complain, console, noted_warnings
+from messagenet.cli.options import console, print_error, print_notes
 from messagenet.cli.research import check, compare, demo, infer
 from messagenet.errors import InputError
+
+PATIENCE = 5.0
+"""Seconds that a process waits for the first one to name an error that all of them have."""
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -36,9 +40,7 @@ data_app.command("check")(check)
 
 
 @app.callback(invoke_without_command=True)
-def version(
-    show: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
-) -> None:
+def version(show: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False) -> None:
     """Shows the version."""
     if show:
         console.print(f"messagenet {__version__}")
@@ -48,11 +50,22 @@ def version(
 def main() -> None:
     """The entry point: turns bad input into one line and exit code 2, warnings into notes."""
     try:
-        with noted_warnings():
+        with print_notes():
             app()
     except InputError as error:
-        complain(str(error))
-        sys.exit(2)
+        _end(2, str(error))
     except KeyboardInterrupt:
-        complain("interrupted")
-        sys.exit(130)
+        _end(130, "interrupted")
+
+
+def _end(code: int, text: str) -> NoReturn:
+    """Ends the program with one line; of the processes that torchrun started, the first speaks for all.
+
+    torchrun ends all processes with the first that fails. The others therefore wait for the first to speak; one that is
+    still there has failed alone, and speaks for itself.
+    """
+    rank = int(os.environ.get("RANK", "0"))
+    if rank:
+        time.sleep(PATIENCE)
+    print_error(f"process {rank}: {text}" if rank else text)
+    sys.exit(code)

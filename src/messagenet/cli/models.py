@@ -1,7 +1,4 @@
-"""Commands that use models: predict, evaluate, serve.
-
-Commands that make models: train, tune, and the settings of a training.
-"""
+"""Commands around models: train, tune, settings, predict, evaluate, serve."""
 
 from __future__ import annotations
 
@@ -17,26 +14,29 @@ from rich.progress import TaskID
 from messagenet.bundled import model_folder
 from messagenet.cli.options import (
     DATA_HELP,
+    SYSTEMS_HELP,
     ClassesOption,
     DataOption,
     FlipOption,
     KeepOption,
+    LongestSideOption,
     RestOption,
     ScalesOption,
     ScoredVoidOption,
+    TileOption,
     TrainedRestOption,
     VoidOption,
-    complain,
     console,
     numbers,
+    print_error,
+    print_line,
     progress,
-    say,
     words,
 )
 from messagenet.errors import InputError, write_atomically
 
-LISTED = 20
-"""Of so many images `predict` says what it has found in each."""
+MAX_LISTED = 20
+"""Up to this many images, `predict` prints what it found in each."""
 
 
 def predict(
@@ -46,38 +46,26 @@ def predict(
         typer.Option(
             "--model",
             "-m",
-            help="Folder of a saved model, such as `runs/mine/best`. Left out: the model in the box, which knows "
+            help="Folder of a saved model, such as `runs/mine/best`. Default: the bundled model, which knows "
             "cats, cows, dogs, horses, people and sheep.",
         ),
     ] = None,
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the results.")] = Path("predictions"),
     save: Annotated[
-        str,
-        typer.Option(help="What to write: `mask`, `overlay`, `entropy`, `probs`, `voc`; comma-separated."),
+        str, typer.Option(help="What to write: `mask`, `overlay`, `entropy`, `probs`, `voc`; comma-separated.")
     ] = "mask,overlay",
     flip: FlipOption = False,
     scales: ScalesOption = "1",
-    tile: Annotated[
-        int, typer.Option(help="Images larger than this many pixels are predicted in tiles.")
-    ] = 1024,
-    longest_side: Annotated[
-        int | None,
-        typer.Option(
-            help="Larger images are reduced to this many pixels first, and the answer is enlarged; 0 for never. By "
-            "default what the model is for: the one in the box knows photographs of 384."
-        ),
-    ] = None,
+    tile: TileOption = 1024,
+    longest_side: LongestSideOption = None,
     refine: Annotated[
-        bool,
-        typer.Option("--refine", help="Refine with a dense CRF, which draws labels to edges in the image."),
+        bool, typer.Option("--refine", help="Post-process with a dense CRF: sharper boundaries, worse calibration.")
     ] = False,
     ray: Annotated[
-        bool, typer.Option(help='Share the work out over a Ray cluster (`pip install "messagenet[ray]"`).')
+        bool, typer.Option(help='Distribute the work over a Ray cluster (`pip install "messagenet[ray]"`).')
     ] = False,
     workers: Annotated[int | None, typer.Option(help="How many processes Ray uses; all by default.")] = None,
-    report: Annotated[
-        Path | None, typer.Option(help="Write a self-contained HTML page of the results here.")
-    ] = None,
+    report: Annotated[Path | None, typer.Option(help="Write a self-contained HTML page of the results here.")] = None,
 ) -> None:
     """Segment images of any size.
 
@@ -85,12 +73,11 @@ def predict(
     your own model has learned: a palette PNG and an overlay for each photo. Images that cannot be read are left out
     and named at the end; the exit code is then 2.
     """
-    from messagenet import api as verbs
-    from messagenet.prediction.files import found_in
+    from messagenet import api
 
     with progress("predicting") as bar:
         task = bar.add_task("images", total=None)
-        predicted = verbs.predict(
+        predicted = api.predict(
             images,
             model,
             out,
@@ -105,17 +92,17 @@ def predict(
             report=report,
             progress=lambda done, total: bar.update(task, completed=done, total=total),
         )
-    if "mask" in predicted.kinds and len(predicted.written) <= LISTED:
-        for image in predicted.written:
-            say(f"{image.name}: {found_in(predicted, image)}")
+    if len(predicted.written) <= MAX_LISTED:
+        for image, shares in predicted.shares.items():
+            print_line(f"{image.name}: {shares}")
     if predicted.written:
         images_text = "1 image" if len(predicted.written) == 1 else f"{len(predicted.written)} images"
-        say(f"{len(predicted.files)} files of {images_text} written to {out}")
+        print_line(f"{len(predicted.files)} files of {images_text} written to {out}")
     if report and predicted.written:
-        say(f"report: {report}")
+        print_line(f"report: {report}")
     if predicted.failed:
         total = len(predicted.written) + len(predicted.failed)
-        complain(f"{len(predicted.failed)} of {total} images could not be predicted:")
+        print_error(f"{len(predicted.failed)} of {total} images could not be predicted:")
         for reason in predicted.failed.values():
             Console(stderr=True).print(f"  {reason}", markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(2)
@@ -127,7 +114,7 @@ def evaluate(
         typer.Option(
             "--model",
             "-m",
-            help="Folder of a saved model; repeat to compare. Left out: the model in the box, `voc-animals`.",
+            help="Folder of a saved model; repeat to compare. Default: the bundled model, `voc-animals`.",
         ),
     ] = None,
     data: DataOption = "synthetic",
@@ -138,6 +125,8 @@ def evaluate(
     rest: RestOption = "void",
     flip: FlipOption = False,
     scales: ScalesOption = "1",
+    tile: TileOption = 1024,
+    longest_side: LongestSideOption = None,
     refine: Annotated[
         bool, typer.Option("--refine", help="Score every model with a dense CRF on top as well.")
     ] = False,
@@ -148,7 +137,7 @@ def evaluate(
 
     `messagenet evaluate --model runs/a/best --model runs/b/best --data folder:street --report report.html`
     """
-    from messagenet import api as verbs
+    from messagenet import api
     from messagenet.evaluation import scores_table
 
     with progress("scoring") as bar:
@@ -159,7 +148,7 @@ def evaluate(
                 tasks[name] = bar.add_task(name, total=total)
             bar.update(tasks[name], completed=done)
 
-        named = verbs.evaluate_models(
+        named = api.evaluate_models(
             model or [model_folder()],
             data,
             split=split,
@@ -169,6 +158,8 @@ def evaluate(
             rest=rest,  # type: ignore[arg-type]
             flip=flip,
             scales=numbers(scales),
+            tile=tile,
+            longest_side=longest_side,
             refine=refine,
             report=report,
             progress=advance,
@@ -178,7 +169,7 @@ def evaluate(
         content = {name: scores.to_dict() for name, scores in named.items()}
         write_atomically(json_file, (json.dumps(content, indent=2) + "\n").encode())
     if report:
-        say(f"report: {report}")
+        print_line(f"report: {report}")
 
 
 def serve(
@@ -187,7 +178,7 @@ def serve(
         typer.Option(
             "--model",
             "-m",
-            help="Folder of a saved model; repeat to compare. Left out: the model in the box, and those of "
+            help="Folder of a saved model; repeat to compare. Default: the bundled model, and those of "
             "`messagenet demo` if it was run here.",
         ),
     ] = None,
@@ -196,15 +187,13 @@ def serve(
         str, typer.Option(help="Address to listen on; only this machine can reach the default.")
     ] = "127.0.0.1",
     samples: Annotated[
-        Path | None,
-        typer.Option(help="Folder of images to offer; photographs and synthetic scenes by default."),
+        Path | None, typer.Option(help="Folder of images to offer; photographs and synthetic scenes by default.")
     ] = None,
     browser: Annotated[
-        bool | None,
-        typer.Option("--open/--no-open", help="Show the page in the browser. By default on a terminal."),
+        bool | None, typer.Option("--open/--no-open", help="Show the page in the browser. By default on a terminal.")
     ] = None,
 ) -> None:
-    """Open the message explorer: a local page that shows which messages made the model decide so.
+    """Open the message explorer: a local page that shows which messages led to a decision.
 
     `messagenet serve --model runs/mine/best` needs `pip install "messagenet[serve]"`. Ctrl-C ends it.
     """
@@ -220,44 +209,33 @@ def train(
     preset: Annotated[
         str | None, typer.Option(help="Settings to start from: `fast`, `finetune`, `tiny` or `paper-vgg16`.")
     ] = None,
-    config: Annotated[
-        Path | None, typer.Option(help="YAML file of settings, as saved with every run.")
-    ] = None,
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", help="Change a setting: `a.b=value`; repeatable.")
-    ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            help="What to train: `message`, `unary`, or a system to compare with: `context_crf`, `crf_pseudo`, "
-            "`crf_likelihood`, `deeplab_crf`, `crf_rnn`, `inference_machine`, `ensemble`, `convolution`, `dilated`, "
-            "`fcn8s`."
-        ),
-    ] = None,
+    config: Annotated[Path | None, typer.Option(help="YAML file of settings, as saved with every run.")] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="Change a setting: `a.b=value`; repeatable.")] = None,
+    system: Annotated[str | None, typer.Option("--system", "-s", help=f"What to train: {SYSTEMS_HELP}.")] = None,
     classes: ClassesOption = None,
     void: VoidOption = None,
     keep: KeepOption = None,
     rest: TrainedRestOption = None,
-    epochs: Annotated[int | None, typer.Option(help="How often to go through the training images.")] = None,
-    resume: Annotated[bool, typer.Option(help="Go on with an interrupted run in the same folder.")] = False,
+    epochs: Annotated[int | None, typer.Option(help="Passes over the training images.")] = None,
+    resume: Annotated[bool, typer.Option(help="Continue an interrupted run in the same folder.")] = False,
 ) -> None:
     """Train a model on a data set.
 
     `messagenet train --data folder:street --out runs/street` trains a small, strong network on
     `street/images` and `street/masks`; the best model is then in `runs/street/best`. Without a preset, `tiny` is
-    used for generated scenes and `finetune` for photographs. Ctrl-C stops after the current step; `--resume` goes on.
+    used for generated scenes and `finetune` for photographs. Ctrl-C stops after the current step; `--resume` continues.
     """
-    from messagenet import api as verbs
+    from messagenet import api
     from messagenet.training import Bar
     from messagenet.training.distributed import is_first_process
 
-    result = verbs.train(
+    result = api.train(
         data,
         out,
         preset=preset,
         config=config,
         settings=set_ or [],
-        model=model,  # type: ignore[arg-type]
+        system=system,
         classes=classes,
         void_values=void,
         keep=words(keep),
@@ -269,7 +247,7 @@ def train(
     if result.interrupted:
         raise typer.Exit(130)
     if is_first_process():
-        say(f"the best model is in {out / 'best'}: messagenet predict IMAGES --model {out / 'best'}")
+        print_line(f"the best model is in {out / 'best'}: messagenet predict IMAGES --model {out / 'best'}")
 
 
 def settings(
@@ -296,12 +274,10 @@ def tune(
     void: ScoredVoidOption = None,
     keep: KeepOption = None,
     rest: RestOption = "void",
-    limit: Annotated[int, typer.Option(help="Use only so many images.")] = 100,
+    limit: Annotated[int, typer.Option(help="Use at most this many images.")] = 100,
     out: Annotated[
         Path | None,
-        typer.Option(
-            "--out", "-o", help="Folder for the tuned model; by default its own with “-tuned” added."
-        ),
+        typer.Option("--out", "-o", help="Folder for the tuned model; by default its own with “-tuned” added."),
     ] = None,
 ) -> None:
     """Search what training does not learn on held-out images.
@@ -310,25 +286,25 @@ def tune(
     `messagenet tune --model runs/crf/best --data voc:DIR --split train`, if it was trained on another part.
     """
     from messagenet.data import Subset, open_data
-    from messagenet.models import SegmentationNet
-    from messagenet.training.validate import tune as search
+    from messagenet.models import SegmentationModel
+    from messagenet.training import tune as search
 
-    net = SegmentationNet.from_pretrained(model)
-    voids = void or net.void_values or None
+    tuned = SegmentationModel.from_pretrained(model)
+    voids = void or tuned.input.void_values or None
     held_out = open_data(data, split, classes, voids, words(keep), rest)  # type: ignore[arg-type]
     with progress("trying") as bar:
         task = bar.add_task("images", total=None)
-        trials = search(
-            net,
+        results = search(
+            tuned,
             Subset(held_out, range(min(limit, len(held_out)))),
             progress=lambda done, total: bar.update(task, completed=done, total=total),
         )
-    if not trials:
+    if not results:
         raise InputError(
             f"{model} has nothing to tune: it learns everything in training; "
             "context_crf, crf_pseudo, crf_likelihood and deeplab_crf have settings to search"
         )
-    best = ", ".join(f"{name} {value:g}" for name, value in trials[0].values.items())
-    tried = f"{len(trials)} combinations from {trials[-1].mean_iou:.1%} to {trials[0].mean_iou:.1%} mean IoU"
-    say(f"{tried}; the best: {best}")
-    say(f"tuned model: {net.save(out or model.with_name(f'{model.name}-tuned'))}")
+    best = ", ".join(f"{name} {value:g}" for name, value in results[0].values.items())
+    tried = f"{len(results)} combinations from {results[-1].mean_iou:.1%} to {results[0].mean_iou:.1%} mean IoU"
+    print_line(f"{tried}; the best: {best}")
+    print_line(f"tuned model: {tuned.save(out or model.with_name(f'{model.name}-tuned'))}")

@@ -1,7 +1,4 @@
-"""What several commands ask for in the same words, and how comma-separated values are read.
-
-What commands print on: the console, lines, complaints, notes, progress bars.
-"""
+"""Options that several commands share, and what commands print on: the console, lines, errors, progress bars."""
 
 from __future__ import annotations
 
@@ -25,24 +22,32 @@ DATA_HELP = (
 )
 DataOption = Annotated[str, typer.Option("--data", "-d", help=DATA_HELP)]
 ClassesOption = Annotated[Path | None, typer.Option(help="Class list, if the data set has none of its own.")]
-VoidOption = Annotated[
-    list[int] | None, typer.Option(help="Mask value that means “not labelled”; repeatable.")
-]
+VoidOption = Annotated[list[int] | None, typer.Option(help="Mask value that means “not labelled”; repeatable.")]
 ScoredVoidOption = Annotated[
     list[int] | None,
     typer.Option(help="Mask value that means “not labelled”; repeatable. By default those of the training."),
 ]
-KeepOption = Annotated[
-    str | None, typer.Option(help="Comma-separated classes to keep, e.g. `background,cat,dog`.")
-]
+KeepOption = Annotated[str | None, typer.Option(help="Comma-separated classes to keep, e.g. `background,cat,dog`.")]
 RestOption = Annotated[str, typer.Option(help="What the other classes become: `void` or `background`.")]
 TrainedRestOption = Annotated[
     str | None, typer.Option(help="What the classes not kept become: `void` or `background`.")
 ]
 FlipOption = Annotated[bool, typer.Option(help="Also predict the mirror image and average.")]
-ScalesOption = Annotated[
-    str, typer.Option(help="Comma-separated sizes to predict at and average, e.g. `0.75,1,1.25`.")
+ScalesOption = Annotated[str, typer.Option(help="Comma-separated sizes to predict at and average, e.g. `0.75,1,1.25`.")]
+
+
+TileOption = Annotated[int, typer.Option(help="Images larger than this many pixels are predicted in tiles.")]
+LongestSideOption = Annotated[
+    int | None,
+    typer.Option(
+        help="Larger images are reduced to this many pixels first, and the answer is enlarged; 0 for never. By "
+        "default what the model is for: the bundled model is for photographs of 384."
+    ),
 ]
+SYSTEMS_HELP = (
+    "`message`, `unary`, `context_crf`, `crf_pseudo`, `crf_likelihood`, `deeplab_crf`, `deeplab_mcl`, `crf_rnn`, "
+    "`inference_machine`, `machine_forward`, `machine_dagger`, `ensemble`, `convolution`, `dilated`, `fcn8s`"
+)
 
 
 def words(text: str | None) -> list[str] | None:
@@ -50,30 +55,30 @@ def words(text: str | None) -> list[str] | None:
     return None if text is None else [word.strip() for word in text.split(",") if word.strip()]
 
 
-def numbers(text: str, option: str = "--scales", like: str = "0.75,1,1.25") -> list[float]:
+def numbers(text: str, option: str = "--scales", example: str = "0.75,1,1.25") -> list[float]:
     """Reads a comma-separated list of numbers."""
     try:
         return [float(word) for word in text.split(",")]
     except ValueError:
-        raise InputError(f"{option} {text} is not a list of numbers; write it like {like}") from None
+        raise InputError(f"{option} {text} is not a list of numbers; write it like {example}") from None
 
 
 console = Console()
 
 
-def say(text: str) -> None:
+def print_line(text: str) -> None:
     """Prints text as it is, whatever brackets it holds, and leaves the breaking of lines to the terminal."""
     console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
-def complain(text: str) -> None:
-    """One line about what the user can mend."""
+def print_error(text: str) -> None:
+    """Prints one line about what the user can fix, on standard error."""
     line = Text.assemble(("error:", "bold red"), " ", text)
     Console(stderr=True).print(line, soft_wrap=True, highlight=False)
 
 
 @contextmanager
-def noted_warnings() -> Iterator[None]:
+def print_notes() -> Iterator[None]:
     """Meanwhile, a `Note` is one line; all other warnings stay as they are."""
     usual = warnings.showwarning
 

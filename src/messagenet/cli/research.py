@@ -10,6 +10,7 @@ import typer
 
 from messagenet.cli.options import (
     DATA_HELP,
+    SYSTEMS_HELP,
     ClassesOption,
     KeepOption,
     TrainedRestOption,
@@ -17,18 +18,18 @@ from messagenet.cli.options import (
     advance,
     console,
     numbers,
+    print_line,
     progress,
-    say,
     words,
 )
 from messagenet.errors import InputError, write_atomically
 
 
 def demo(
-    out: Annotated[Path, typer.Option(help="Folder for the models and pictures.")] = Path("demo"),
+    out: Annotated[Path, typer.Option(help="Folder for the models and images.")] = Path("demo"),
     seed: Annotated[int, typer.Option(help="Seed of the scenes and of the training.")] = 0,
 ) -> None:
-    """Segment two photographs with the model in the box; then see what messages add on synthetic scenes.
+    """Segment two photographs with the bundled model; then see what messages add on synthetic scenes.
 
     In the scenes, sky and water look the same, and so do cloud, foam and snow: only the arrangement tells. A unary and
     a message model learn them and are compared. The photographs are scikit-image's (`pip install "messagenet[demo]"`).
@@ -40,26 +41,24 @@ def demo(
 
 def compare(
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for runs, table and plots.")],
-    rows: Annotated[
+    systems: Annotated[
         str | None,
         typer.Option(
-            help="Comma-separated systems: `unary`, `message`, `message_t1` to `message_t3`, `context_crf`, "
-            "`crf_pseudo`, `crf_likelihood`, `deeplab_crf`, `deeplab_mcl`, `crf_rnn`, `inference_machine`, "
-            "`machine_forward`, `machine_dagger`, `ensemble`, `convolution`, `dilated`, `fcn8s`; or the word "
-            "`all`, for those that the backbone can carry. `unary,convolution,context_crf,message` by default."
+            "--systems",
+            "-s",
+            help=f"Comma-separated systems: {SYSTEMS_HELP}, `message_t1` to `message_t3`; or the word `all`, for those "
+            "that the backbone can carry. `unary,convolution,context_crf,message` by default.",
         ),
     ] = None,
     study: Annotated[
         Path | None,
-        typer.Option(
-            help="YAML file of rows, shared settings and seeds, such as `recipes/study-scenes.yaml`."
-        ),
+        typer.Option(help="YAML file of systems, shared settings and seeds, such as `recipes/study-scenes.yaml`."),
     ] = None,
     data: Annotated[str | None, typer.Option("--data", "-d", help=DATA_HELP)] = None,
-    preset: Annotated[str | None, typer.Option(help="Settings that all rows share.")] = None,
-    config: Annotated[Path | None, typer.Option(help="YAML file of settings that all rows share.")] = None,
+    preset: Annotated[str | None, typer.Option(help="Preset that all systems share.")] = None,
+    config: Annotated[Path | None, typer.Option(help="YAML file of settings that all systems share.")] = None,
     set_: Annotated[
-        list[str] | None, typer.Option("--set", help="Change a setting of all rows: `a.b=value`; repeatable.")
+        list[str] | None, typer.Option("--set", help="Change a setting of all systems: `a.b=value`; repeatable.")
     ] = None,
     seeds: Annotated[
         str | None, typer.Option(help="Comma-separated seeds of the trainings; `0,1,2` by default.")
@@ -70,24 +69,23 @@ def compare(
     rest: TrainedRestOption = None,
     held_out: Annotated[
         int | None,
-        typer.Option(help="Training images kept from all rows, to tune what training does not learn; 20."),
+        typer.Option(help="Training images held out from all systems, to tune what training does not learn; 20."),
     ] = None,
-    epochs: Annotated[int | None, typer.Option(help="How often to go through the training images.")] = None,
+    epochs: Annotated[int | None, typer.Option(help="Passes over the training images.")] = None,
 ) -> None:
     """Train and score systems side by side, with equal budgets and seeds, and write one table.
 
-    `messagenet compare --rows unary,message,crf_rnn --data synthetic --out comparisons/scenes` writes comparison.md,
-    .csv, .json and plots. Rows that are finished are not trained again, so an interrupted comparison goes on.
+    `messagenet compare --systems unary,message,crf_rnn --data synthetic --out comparisons/scenes` writes comparison.md,
+    .csv, .json and plots. Systems that are finished are not trained again, so an interrupted comparison continues.
 
     An equal budget is the same number of steps with the same batches; systems that are fitted without steps (forward
-    and DAgger inference machines) look at as many images as those steps would show. Without a preset, rows start from
-    `tiny` on generated scenes and from `fast` on photographs.
+    and DAgger inference machines) look at as many images as those steps would show. Without a preset, systems start
+    from `tiny` on generated scenes and from `fast` on photographs.
     """
+    from messagenet.studies import Study, read_study, results_table
     from messagenet.studies import compare as compare_systems
-    from messagenet.studies.study import Study, read_study
-    from messagenet.studies.systems import DEFAULT_ROWS, find_rows, fitting_rows
-    from messagenet.studies.tables import Console as Watch
-    from messagenet.studies.tables import drawn_table
+    from messagenet.studies.run import DEFAULT_SYSTEMS, find_systems, fitting_systems
+    from messagenet.studies.tables import StudyConsole
     from messagenet.training.build import open_sets
     from messagenet.training.config import choose_config
 
@@ -96,45 +94,42 @@ def compare(
         data=data,
         preset=preset or (None if config else plan.preset),
         file=config,
-        overrides=[*plan.settings, *(set_ or [])],
-        photographs="fast",  # the backbone of the model in the box was trained with messages
+        settings=[*plan.settings, *(set_ or [])],
+        photographs="fast",  # the backbone of the bundled model was trained with messages
         classes=classes,
         void_values=void,
         keep=words(keep),
         rest=rest,
         epochs=epochs,
     )
-    if study and rows:
-        raise InputError("a study has its own rows; leave --rows out, or edit the study")
-    if rows == "all":
-        chosen, left_out = fitting_rows(shared, open_sets(shared.data).train.classes)
+    if study and systems:
+        raise InputError("a study has its own systems; leave --systems out, or edit the study")
+    if systems == "all":
+        chosen, left_out = fitting_systems(shared, open_sets(shared.data).train.classes)
         for name, reason in left_out.items():
-            say(f"without {name}: {reason}")
+            print_line(f"without {name}: {reason}")
     else:
-        chosen = list(plan.rows) or find_rows(DEFAULT_ROWS if rows is None else words(rows) or [])
-    outcomes = compare_systems(
+        names = DEFAULT_SYSTEMS if systems is None else words(systems) or []
+        chosen = list(plan.systems) or find_systems(names)
+    results = compare_systems(
         chosen,
         shared,
         plan.seeds if seeds is None else [int(seed) for seed in numbers(seeds, "--seeds", "0,1,2")],
         out,
         held_out=plan.held_out if held_out is None else held_out,
         contrasts=plan.contrasts,
-        watcher=Watch(console),
+        callback=StudyConsole(console),
     )
-    console.print(drawn_table(outcomes))
-    say(f"table and plots: {out}")
+    console.print(results_table(results))
+    print_line(f"table and plots: {out}")
 
 
 def infer(
     model: Annotated[Path, typer.Argument(help="A `.uai` (MARKOV or BAYES) or libDAI `.fg` file.")],
     evidence: Annotated[Path | None, typer.Option("--evidence", "-e", help="UAI evidence file.")] = None,
     engine: Annotated[str, typer.Option(help="`exact`, `bp`, `trw`, `trws` (MAP only) or `mf`.")] = "exact",
-    task: Annotated[
-        str, typer.Option(help="`mar` marginals, `pr` log10 Z, `map` the most probable state.")
-    ] = "mar",
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="File to write; the terminal by default.")
-    ] = None,
+    task: Annotated[str, typer.Option(help="`mar` marginals, `pr` log10 Z, `map` the most probable state.")] = "mar",
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="File to write; the terminal by default.")] = None,
 ) -> None:
     """Answer a query on a discrete graphical model, and write it as the UAI competitions do.
 
@@ -145,8 +140,7 @@ def infer(
     graph, result = solve(model, evidence, engine, task)  # type: ignore[arg-type]
     if not result.converged:
         print(
-            f"{engine} did not converge in {result.iterations} iterations: its answer is a guess",
-            file=sys.stderr,
+            f"{engine} did not converge in {result.iterations} iterations: the answer is approximate", file=sys.stderr
         )
     text = format_result(graph, result, task)  # type: ignore[arg-type]
     if out:
@@ -161,11 +155,11 @@ def check(
     sheet: Annotated[Path | None, typer.Option(help="Write a contact sheet (PNG) here.")] = None,
     classes: ClassesOption = None,
     void: VoidOption = None,
-    every: Annotated[bool, typer.Option("--all", help="List every problem, not one of each kind.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="List every issue, not one of each kind.")] = False,
 ) -> None:
-    """Count images, sizes and labels, and list everything that would trip a training.
+    """Count images, sizes and labels, and list everything that would stop a training.
 
-    Problems of one kind are told once, with the first files that have them. Exits with 2 if there is a problem.
+    Issues of one kind are listed once, with the first files that have them. Exits with 2 if there is an issue.
     """
     from messagenet.data import check_data, open_data
     from messagenet.report import contact_sheet, save_png
@@ -173,8 +167,8 @@ def check(
     labelled = open_data(data, split, classes, void, strict=False)
     with progress("checking") as bar:
         report = check_data(labelled, progress=advance(bar, "images", len(labelled)))
-    say(report.summary(every))
+    print_line(report.summary(every))
     if sheet:
-        say(f"contact sheet: {save_png(contact_sheet(labelled), sheet)}")
-    if report.problems:
+        print_line(f"contact sheet: {save_png(contact_sheet(labelled), sheet)}")
+    if report.issues:
         raise typer.Exit(2)

@@ -1,63 +1,63 @@
-"""Images and masks up to tensors: data sets, their classes, joint transforms, batches, and a check.
+"""From files to tensors: data sets, their classes, joint augmentation, batches, and a check.
 
-Everything yields `Sample`s of uint8 arrays; `open_data` opens any data set from one line of text.
+    open_data("folder:street", "train")     a `SegmentationData`: data[i] is a `Sample` of uint8 arrays
+    as_data(torch_data_set, classes)        the same from a torch data set of (image, mask) pairs
+    augment_sample, collate                 random variations of samples; samples stacked into a `Batch`
+    check_data                              everything that is wrong with a data set, in one pass
+
+Custom readers are registered with `messagenet.settings.register("data", kind)`; see `messagenet.data.open`.
 """
 
-from messagenet.data.augment import Augment, augmented, generator
+from messagenet.data.augment import Augment, augment_sample, generator
 from messagenet.data.check import CheckReport, check_data
-from messagenet.data.classes import VOC_CLASSES, VOC_NAMES, VOID, Classes, read_classes, voc_palette
+from messagenet.data.classes import VOC_CLASSES, VOID, Classes, read_classes
 from messagenet.data.dataset import (
     Batch,
+    ClassSubset,
+    ConcatData,
     FilePair,
-    Joined,
     PairedFiles,
-    Restricted,
     Sample,
     SegmentationData,
     Subset,
-    as_labels,
     collate,
-    distinct,
     hold_out,
-    split_data,
     to_tensor,
+    unique_indices,
 )
 from messagenet.data.folder import FolderData
-from messagenet.data.images import MEAN_COLOUR, decode_image, decode_mask, find_images, read_image, read_mask
+from messagenet.data.images import decode_image, find_images, read_image, read_mask
 from messagenet.data.open import is_generated, open_data
+from messagenet.data.pairs import as_data
 from messagenet.data.sampling import balanced_indices, epoch_order
 from messagenet.data.scenes import SCENE_CLASSES, SyntheticScenes
-from messagenet.data.voc import SbdData, VocData, train_aug
+from messagenet.data.voc import SbdData, VocData
 
 __all__ = [
-    "MEAN_COLOUR",
     "SCENE_CLASSES",
     "VOC_CLASSES",
-    "VOC_NAMES",
     "VOID",
     "Augment",
     "Batch",
     "CheckReport",
+    "ClassSubset",
     "Classes",
+    "ConcatData",
     "FilePair",
     "FolderData",
-    "Joined",
     "PairedFiles",
-    "Restricted",
     "Sample",
     "SbdData",
     "SegmentationData",
     "Subset",
     "SyntheticScenes",
     "VocData",
-    "as_labels",
-    "augmented",
+    "as_data",
+    "augment_sample",
     "balanced_indices",
     "check_data",
     "collate",
     "decode_image",
-    "decode_mask",
-    "distinct",
     "epoch_order",
     "find_images",
     "generator",
@@ -67,8 +67,6 @@ __all__ = [
     "read_classes",
     "read_image",
     "read_mask",
-    "split_data",
     "to_tensor",
-    "train_aug",
-    "voc_palette",
+    "unique_indices",
 ]

@@ -1,8 +1,10 @@
 """Everything that is wrong with a data set, in one pass, before a training run finds it.
 
-`check_data` reads every sample and never stops at the first fault: unreadable files, ids outside the class
-list, masks of another size, images without masks. It also counts what is there, because the commonest faults
-are not errors: a class that never occurs, a foreground that was saved as 255 and is void.
+`check_data` reads every sample and does not stop at the first issue: unreadable files, ids outside the class list,
+masks of the wrong size, images without masks. It also counts pixels and images per class, because the most common
+mistakes are not errors: a class that never occurs, a foreground saved as 255, which means void.
+
+Issues whose texts differ only in file names and numbers are of one kind, and each kind is listed once.
 """
 
 from __future__ import annotations
@@ -17,35 +19,36 @@ import numpy as np
 from numpy.typing import NDArray
 
 from messagenet.data.classes import VOID, Classes
-from messagenet.data.dataset import PairedFiles, SegmentationData, require_same_size
+from messagenet.data.dataset import DataIssue, PairedFiles, SegmentationData, UnknownIds, require_same_size
 from messagenet.data.folder import FolderData
-from messagenet.data.images import LabelArray
-from messagenet.data.issues import Kind, Problem, StrayIds, kinds_of, stray_remark
+from messagenet.data.images import read_image
 from messagenet.data.open import open_data
 from messagenet.errors import InputError
 
 Progress = Callable[[int, int], None]
-Result = TypeVar("Result")
-SHOWN, NAMED = 20, 3  # kinds of problem listed in a summary, and other files named for each
+_Result = TypeVar("_Result")
+MAX_KINDS = 20  # kinds of issue in a summary
+MAX_FILES = 3  # further files named for each kind
+MAX_IDS = 10
 
 
 @dataclass
 class CheckReport:
-    """What a data set holds and what is wrong with it.
+    """What a data set contains and what is wrong with it.
 
     Attributes:
-        name: The data set.
+        name: The data set's name.
         classes: Its class list.
-        count: How many samples it has.
-        labelled: How many of them have a mask that could be read.
-        sizes: How many images there are of each (width, height).
-        parts: How many samples of a folder are for learning (`train`) and for scoring (`val`).
-        pixels: How many pixels each class has, (K,).
-        images: In how many masks each class occurs, (K,).
-        void_pixels: How many pixels are not labelled.
-        stray_ids: In how many masks each id occurs that is of no class.
-        problems: Faults to mend, one line each.
-        notes: Things that are allowed but rarely meant, one line each.
+        count: Number of samples.
+        labelled: Number of samples with a readable mask.
+        sizes: Number of images of each (width, height).
+        parts: For a folder, the number of samples for training (`train`) and for validation (`val`).
+        pixels: Number of pixels of each class, (K,).
+        images: Number of masks in which each class occurs, (K,).
+        void_pixels: Number of pixels without a label.
+        unknown_ids: Number of masks in which each id without a class occurs.
+        issues: What to fix, one line each.
+        notes: What is allowed but rarely intended, one line each.
     """
 
     name: str
@@ -57,17 +60,17 @@ class CheckReport:
     pixels: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     images: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     void_pixels: int = 0
-    stray_ids: Counter[int] = field(default_factory=Counter)
-    problems: list[str] = field(default_factory=list)
+    unknown_ids: Counter[int] = field(default_factory=Counter)
+    issues: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     @property
     def ok(self) -> bool:
-        """Whether there is nothing to mend."""
-        return not self.problems
+        """Whether there is nothing to fix."""
+        return not self.issues
 
     def summary(self, every: bool = False) -> str:
-        """The report as text; problems of one kind are told once, unless `every` one is to be listed."""
+        """The report as text; issues of one kind are listed once, or each one if `every` is set."""
         sizes = ", ".join(f"{w}x{h} ({n})" for (w, h), n in self.sizes.most_common(5))
         more = f" and {len(self.sizes) - 5} other sizes" if len(self.sizes) > 5 else ""
         lines = [
@@ -75,7 +78,7 @@ class CheckReport:
             f"sizes: {sizes or 'none'}{more}",
         ]
         if self.parts:
-            lines.append(f"training: learns from {self.parts['train']}, scores itself on {self.parts['val']}")
+            lines.append(f"split: {self.parts['train']} for training, {self.parts['val']} for validation")
         if self.labelled:
             total = max(1, int(self.pixels.sum()) + self.void_pixels)
             width = max(map(len, (*self.classes.names, "class")))
@@ -84,84 +87,79 @@ class CheckReport:
                 share = self.pixels[label] / total
                 lines.append(f"{label:>3}  {name:<{width}}  {share:>7.2%}  {self.images[label]:>7}")
             lines.append(f"{VOID:>3}  {'void':<{width}}  {self.void_pixels / total:>7.2%}")
-        if self.problems:
-            lines += ["", *(_all_problems(self.problems) if every else _by_kind(self.problems))]
+        if self.issues and every:
+            lines += ["", _count(len(self.issues), "issue") + ":", *(f"  {issue}" for issue in self.issues)]
+        elif self.issues:
+            lines += ["", *_list_kinds(self.issues)]
         if self.notes:
-            lines += ["", _counted(len(self.notes), "note") + ":", *(f"  {note}" for note in self.notes)]
-        return "\n".join(lines if self.problems else [*lines, "", "no problems found"])
+            lines += ["", _count(len(self.notes), "note") + ":", *(f"  {note}" for note in self.notes)]
+        return "\n".join(lines if self.issues else [*lines, "", "no issues found"])
 
 
-def _counted(count: int, what: str) -> str:
+def _count(count: int, what: str) -> str:
     return f"{count} {what}{'s' * (count > 1)}"
 
 
-def _all_problems(problems: Sequence[str]) -> list[str]:
-    return [f"{_counted(len(problems), 'problem')}:", *(f"  {problem}" for problem in problems)]
+def _list_kinds(issues: Sequence[str]) -> list[str]:
+    """The first issue of each kind, with a line that names some of the other files.
 
-
-def _by_kind(problems: Sequence[str]) -> list[str]:
-    """One line for each kind, and one more that names some of the other files."""
-    kinds = kinds_of(problems)
-    of = "" if len(kinds) == len(problems) else f" of {_counted(len(kinds), 'kind')} (--all lists each one)"
-    lines = [f"{_counted(len(problems), 'problem')}{of}:"]
-    for kind in kinds[:SHOWN]:
-        lines += [f"  {kind.first}", *_others(kind)]
-    left = sum(kind.times for kind in kinds[SHOWN:])
+    >>> _list_kinds([DataIssue(f"{name} is empty", name) for name in ("a.png", "b.png", "c.png")])
+    ['3 issues of 1 kind (--all lists each one):', '  a.png is empty', '    the same in b.png, c.png']
+    """
+    kinds: dict[str, list[DataIssue]] = {}
+    for text in issues:
+        issue = text if isinstance(text, DataIssue) else DataIssue(text)
+        kinds.setdefault(issue.kind, []).append(issue)
+    of = "" if len(kinds) == len(issues) else f" of {_count(len(kinds), 'kind')} (--all lists each one)"
+    lines = [f"{_count(len(issues), 'issue')}{of}:"]
+    for first, *others in list(kinds.values())[:MAX_KINDS]:
+        lines.append(f"  {first}")
+        named = [issue.files[0] for issue in others if issue.files][:MAX_FILES]
+        rest = [f"{len(others) - len(named)} more"] if len(others) > len(named) else []
+        if others:
+            lines.append(f"    the same in {' and '.join([', '.join(named), *rest] if named else rest)}")
+    left = sum(len(group) for group in list(kinds.values())[MAX_KINDS:])
     return [*lines, f"  … and {left} more (--all lists each one)"] if left else lines
 
 
-def _others(kind: Kind) -> list[str]:
-    if kind.times == 1:
-        return []
-    named = ", ".join(kind.others[:NAMED])
-    rest = kind.times - 1 - len(kind.others[:NAMED])
-    more = f"{rest} more" if rest else ""
-    return [f"    the same in {' and '.join(filter(None, (named, more)))}"]
-
-
 def check_data(data: SegmentationData | str | Path, progress: Progress | None = None) -> CheckReport:
-    """Reads a whole data set and reports what it holds and what is wrong with it.
+    """Reads a whole data set and reports what it contains and what is wrong with it.
 
     Args:
-        data: A data set, or a specification as `open_data` takes it: all of a folder, faults included, or the
-            split `train` of anything else.
+        data: A data set, or a specification for `open_data`: all of a folder, or the split `train` of anything else.
         progress: Called with (samples done, samples in all) after each sample.
     """
     if not isinstance(data, SegmentationData):
         data = open_data(data, split=None, strict=False)
-    classes = data.classes
-    report = CheckReport(
-        data.name,
-        classes,
-        len(data),
-        pixels=np.zeros(classes.num_classes, np.int64),
-        images=np.zeros(classes.num_classes, np.int64),
-        problems=list(data.problems),
-    )
+    report = CheckReport(data.name, data.classes, len(data), issues=list(data.issues))
+    report.pixels, report.images = np.zeros((2, data.classes.num_classes), np.int64)
     for index in range(len(data)):
         _check_sample(data, index, report)
         if progress is not None:
             progress(index + 1, len(data))
-    report.notes += _remarks(report)
+    report.notes += _notes(report)
     if isinstance(data, FolderData) and report.labelled and report.ok:
-        _divide(data, report)
+        try:
+            report.parts = data.part_sizes()
+        except InputError as error:
+            report.issues.append(DataIssue(str(error)))
     return report
 
 
 def _check_sample(data: SegmentationData, index: int, report: CheckReport) -> None:
-    """Counts one sample; its files are read one by one, so that a fault in one hides none in the other."""
+    """Adds one sample to the report; image and mask are read separately, so that each shows its issue."""
 
-    def attempt(read: Callable[[], Result], *files: str | Path | None) -> Result | None:
+    def attempt(read: Callable[[], _Result], *files: str | Path | None) -> _Result | None:
         try:
             return read()
         except InputError as error:
-            report.problems.append(Problem(str(error), *files))
-            report.stray_ids.update(error.ids if isinstance(error, StrayIds) else ())
+            report.issues.append(DataIssue(str(error), *files))
+            report.unknown_ids.update(error.ids if isinstance(error, UnknownIds) else ())
             return None
 
     if isinstance(data, PairedFiles):
         paired, pair = data, data.pairs[index]
-        image = attempt(lambda: paired.read_image(index), pair.image)
+        image = attempt(lambda: read_image(pair.image), pair.image)
         mask = attempt(lambda: paired.read_labels(index), pair.mask)
         if image is not None and mask is not None:
             both = image, mask
@@ -172,29 +170,20 @@ def _check_sample(data: SegmentationData, index: int, report: CheckReport) -> No
     if image is not None:
         report.sizes[image.shape[1], image.shape[0]] += 1
     if mask is not None:
-        _count_labels(mask, report)
+        counts = np.bincount(mask.ravel(), minlength=256)
+        report.labelled += 1
+        report.pixels += counts[: report.classes.num_classes]
+        report.images += counts[: report.classes.num_classes] > 0
+        report.void_pixels += int(counts[VOID])
 
 
-def _count_labels(mask: LabelArray, report: CheckReport) -> None:
-    counts = np.bincount(mask.ravel(), minlength=256)
-    report.labelled += 1
-    report.pixels += counts[: report.classes.num_classes]
-    report.images += counts[: report.classes.num_classes] > 0
-    report.void_pixels += int(counts[VOID])
-
-
-def _divide(data: FolderData, report: CheckReport) -> None:
-    """Says what a training would make of a folder."""
-    try:
-        report.parts = data.part_sizes()
-    except InputError as error:
-        report.problems.append(Problem(str(error)))
-
-
-def _remarks(report: CheckReport) -> list[str]:
-    notes = [stray_remark(report.stray_ids)] if report.stray_ids else []
+def _notes(report: CheckReport) -> list[str]:
+    notes = []
+    if listed := [f"{label} in {_count(count, 'mask')}" for label, count in sorted(report.unknown_ids.items())]:
+        more = f" and {len(listed) - MAX_IDS} more" if len(listed) > MAX_IDS else ""
+        notes.append(f"ids of no class: {', '.join(listed[:MAX_IDS])}{more}")
     if not report.labelled:
-        why = "no mask can be used" if report.problems else "no sample has a mask"
+        why = "no mask can be used" if report.issues else "no sample has a mask"
         return [*notes, f"{why}: the images can be predicted, not scored or trained on"]
     absent = [name for name, images in zip(report.classes.names, report.images, strict=True) if images == 0]
     if absent:

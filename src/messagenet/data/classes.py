@@ -1,9 +1,9 @@
-"""What the label ids mean: a name and a colour for each class, and the one id that means "not labelled".
+"""Class lists: a name and a colour for each label id, and the id that means "not labelled".
 
-A mask holds ids 0 … K−1, and `VOID` = 255 wherever the truth is unknown; void pixels count in no loss and in
-no score. Colours default to PASCAL VOC's map, which spreads the bits of the id over the high bits of red,
-green and blue: bit 3j of the id becomes bit 7−j of red, bit 3j+1 of green, bit 3j+2 of blue (Everingham et
-al., VOC devkit, `VOClabelcolormap`).
+A mask contains ids 0 … K−1, and `VOID` = 255 where the target is unknown; loss and scores ignore void pixels.
+Colours default to PASCAL VOC's map, which spreads the bits of the id over the high bits of red, green and blue: bit 3j
+of the id becomes bit 7−j of red, bit 3j+1 of green, bit 3j+2 of blue (Everingham et al., VOC devkit,
+`VOClabelcolormap`).
 
 A class list is a text file with one class per line, in the order of the ids,
 
@@ -11,8 +11,8 @@ A class list is a text file with one class per line, in the order of the ids,
     road #804080          or with a colour,
     sky 70 130 180        in either notation,
 
-or a JSON list of names, or a JSON object `{"road": "#804080"}`, `{"road": [128, 64, 128]}`, `{"0": "road"}`
-or `{"road": 0}`.
+or a JSON list of names, or a JSON object `{"road": "#804080"}`, `{"road": [128, 64, 128]}`, `{"0": "road"}` or
+`{"road": 0}`.
 """
 
 from __future__ import annotations
@@ -27,14 +27,10 @@ from typing import Any
 from messagenet.errors import InputError, nearest
 
 VOID = 255
-BACKGROUND = "background"
-"""The class of this name, if there is one, is what is left between objects."""
-
+BACKGROUND = "background"  # the class of this name, if there is one, is everything between objects
 VOID_COLOUR = (224, 224, 192)
 MAX_CLASSES = 255
-
 Colour = tuple[int, int, int]
-
 VOC_NAMES = (
     *("background", "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow"),
     *("diningtable", "dog", "horse", "motorbike", "person", "pottedplant", "sheep", "sofa", "train"),
@@ -62,7 +58,7 @@ class Classes:
     Attributes:
         names: One name per id.
         colours: One RGB colour per id; VOC's map when left empty.
-        void_colour: How pixels without a label are painted.
+        void_colour: Colour of pixels without a label.
 
     >>> classes = Classes(("background", "cat"))
     >>> classes.num_classes, classes.colours[1], classes.index("cat")
@@ -79,32 +75,26 @@ class Classes:
         object.__setattr__(self, "names", names)
         object.__setattr__(self, "colours", colours)
         if len(names) < 2:
-            raise InputError(
-                f"a class list needs at least 2 classes, this one has {len(names)}: {list(names)}"
-            )
+            raise InputError(f"a class list needs at least 2 classes, this one has {len(names)}: {list(names)}")
         if len(names) > MAX_CLASSES:
             raise InputError(f"{len(names)} classes do not fit in 8-bit masks; use at most {MAX_CLASSES}")
-        if repeated := _repeated(names):
+        if repeated := _duplicates(names):
             raise InputError(f'class name "{repeated[0]}" occurs twice; give each class its own name')
         if len(colours) != len(names):
-            raise InputError(
-                f"{len(names)} class names but {len(colours)} colours; give every class one or none"
-            )
-        if wrong := [
-            colour for colour in (*colours, self.void_colour) if not all(0 <= v <= 255 for v in colour)
-        ]:
+            raise InputError(f"{len(names)} class names but {len(colours)} colours; give every class one or none")
+        if wrong := [colour for colour in (*colours, self.void_colour) if not all(0 <= v <= 255 for v in colour)]:
             raise InputError(f"colour {wrong[0]} is outside 0..255; write it as r g b or #rrggbb")
-        if repeated := _repeated(colours):
+        if repeated := _duplicates(colours):
             owners = [name for name, colour in zip(names, colours, strict=True) if colour == repeated[0]]
             raise InputError(f"classes {', '.join(owners)} share the colour {repeated[0]}; give each its own")
 
     @property
     def num_classes(self) -> int:
-        """K, void not included."""
+        """K, without void."""
         return len(self.names)
 
     def index(self, which: str | int) -> int:
-        """The id of a class given by name or by id (a number in a string will do)."""
+        """The id of a class given by name or by id (as a number or a decimal string)."""
         if which in self.names:
             return self.names.index(str(which))
         if isinstance(which, str) and not which.isdecimal():
@@ -114,18 +104,18 @@ class Classes:
         return int(which)
 
     def palette(self) -> list[int]:
-        """The 768 numbers of a palette PNG that shows ids, and void at 255, in their colours."""
+        """The 768 values of a palette PNG that shows ids, and void at 255, in their colours."""
         table = [*self.colours, *voc_palette(256)[self.num_classes :]]
         table[VOID] = self.void_colour
         return [value for colour in table for value in colour]
 
     def colour_table(self) -> dict[Colour, int]:
-        """Which id each colour of a painted mask stands for, the void colour included."""
+        """The id of each colour in a painted mask, including the void colour."""
         return {self.void_colour: VOID} | {colour: label for label, colour in enumerate(self.colours)}
 
 
-def _repeated(items: Sequence[Any]) -> list[Any]:
-    return [item for place, item in enumerate(items) if item in items[:place]]
+def _duplicates(items: Sequence[Any]) -> list[Any]:
+    return [item for position, item in enumerate(items) if item in items[:position]]
 
 
 VOC_CLASSES = Classes(VOC_NAMES)
@@ -134,8 +124,8 @@ VOC_CLASSES = Classes(VOC_NAMES)
 def read_classes(path: str | Path) -> Classes:
     """Reads a class list: `.json`, or text with one `name`, `name r g b` or `name #rrggbb` per line.
 
-    In text, blank lines and lines that begin with `#` are skipped. A last line named `void` is no class: it
-    gives the colour that pixels without a label have in painted masks.
+    In text, blank lines and lines that begin with `#` are skipped. A last entry named `void` is not a class: it
+    sets the colour of pixels without a label in painted masks.
     """
     path = Path(path)
     try:
@@ -143,24 +133,20 @@ def read_classes(path: str | Path) -> Classes:
     except OSError as error:
         raise InputError(f"cannot read the class list {path}: {error.strerror or error}") from None
     except UnicodeDecodeError:
-        raise InputError(
-            f"the class list {path} is not UTF-8 text; save it as UTF-8, one class per line"
-        ) from None
+        raise InputError(f"the class list {path} is not UTF-8 text; save it as UTF-8, one class per line") from None
     try:
-        entries = list(_json_entries(text) if path.suffix.lower() == ".json" else _text_entries(text))
-        return _from_entries(entries)
+        return _from_entries(list(_json_entries(text) if path.suffix.lower() == ".json" else _text_entries(text)))
     except InputError as error:
         raise InputError(f"class list {path}: {error}") from None
 
 
 Entry = tuple[str, Colour | None]
-
 _HEX = re.compile(r"#([0-9a-fA-F]{6})")
-_LINE = re.compile(r"(?P<name>.+?)(?:[\s,]+(?:(?P<hex>#\w*)|(?P<rgb>\d+[\s,]+\d+[\s,]+\d+)))?[\s,]*")
+_LINE = re.compile(r"(?P<name>.+?)(?:[\s,]+(?P<colour>#\w*|\d+[\s,]+\d+[\s,]+\d+))?[\s,]*")
 
 
-def _from_entries(entries: Sequence[Entry]) -> Classes:
-    named, void = list(entries), VOID_COLOUR
+def _from_entries(named: list[Entry]) -> Classes:
+    void = VOID_COLOUR
     if named and named[-1][0].lower() == "void" and (last := named[-1][1]):
         named, void = named[:-1], last
     if any(name.lower() == "void" for name, _ in named):
@@ -180,13 +166,11 @@ def _text_entries(text: str) -> Iterator[Entry]:
         if not line or line.startswith("#"):
             continue
         match = _LINE.fullmatch(line)
-        assert match is not None, "the pattern takes any line that is not blank"
-        if match["hex"]:
-            yield match["name"], _parse_colour(match["hex"])
-        elif match["rgb"]:
-            yield match["name"], _parse_colour([int(value) for value in re.split(r"[\s,]+", match["rgb"])])
-        else:
-            yield match["name"], None
+        assert match is not None, "the pattern matches any line that is not blank"
+        colour = match["colour"]
+        if colour and not colour.startswith("#"):
+            colour = [int(value) for value in re.split(r"[\s,]+", colour)]
+        yield match["name"], _parse_colour(colour) if colour else None
 
 
 def _json_entries(text: str) -> Iterator[Entry]:
@@ -221,19 +205,30 @@ def _parse_colour(value: object) -> Colour:
     raise InputError(f"{value!r} is not a colour; write #rrggbb or three numbers from 0 to 255")
 
 
-def as_classes(classes: Classes | Sequence[str] | int) -> Classes:
-    """A class list from itself, from names, or from a number.
+ClassesLike = Classes | Sequence[str] | int | Path
+
+
+def as_classes(classes: ClassesLike) -> Classes:
+    """A class list from a class list, from names, from their number, or from a file (see `read_classes`).
 
     >>> as_classes(["ground", "sky"]).num_classes
     2
     """
-    if isinstance(classes, int):
-        return numbered_classes(classes)
-    return classes if isinstance(classes, Classes) else Classes(tuple(classes))
+    given: Any = classes
+    if isinstance(given, Classes):
+        return given
+    if isinstance(given, int):
+        return numbered_classes(given)
+    if isinstance(given, str | Path):
+        return read_classes(given)
+    if not isinstance(given, Sequence) or not all(isinstance(name, str) for name in given):
+        text = " ".join(repr(given).split())
+        raise InputError(f"{text:.60} are no class names; give names, their count, or a class list's file")
+    return Classes(tuple(given))
 
 
 def numbered_classes(count: int) -> Classes:
-    """Classes without names.
+    """Classes named by their ids.
 
     >>> numbered_classes(3).names
     ('class 0', 'class 1', 'class 2')

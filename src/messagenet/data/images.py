@@ -1,12 +1,12 @@
-"""Pictures and masks, from files to arrays.
+"""Images and masks, from files to arrays.
 
-A picture becomes uint8 RGB (height, width, 3), upright: the EXIF orientation is applied. Greyscale is
-repeated over the channels; 16-bit grey is scaled by 255/65535; CMYK is converted; whatever is transparent is
-laid on white, as a browser shows it; of an animation the first frame is taken.
+Images are read as uint8 RGB (height, width, 3), upright: the EXIF orientation is applied. Greyscale is repeated over
+the channels, 16-bit grey is scaled by 255/65535, CMYK is converted, transparent pixels are composited on white, as in a
+browser, and of an animation the first frame is used.
 
-A mask becomes its raw values (height, width), not yet labels: the indices of a palette PNG, the grey values
-of an 8- or 16-bit picture, or, for a painted RGB mask, the ids a colour table gives. Nothing is guessed: JPEG
-masks, unknown colours and half-transparent masks are refused, because each of them silently changes labels.
+Masks are read as raw values (height, width): the indices of a palette PNG, the grey values of an 8- or 16-bit image, or
+the ids that a colour table assigns to a painted RGB mask. JPEG masks, unknown colours and transparency raise an error,
+because each of them would silently change labels.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,28 +31,17 @@ from messagenet.errors import InputError
 
 ImageArray = NDArray[np.uint8]
 LabelArray = NDArray[np.uint8]
-RawMask = NDArray[np.uint8] | NDArray[np.int32]
+RawMask = NDArray[np.uint8] | NDArray[np.int32] | NDArray[np.int64]
 
-IMAGE_SUFFIXES = frozenset(
-    {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
-)
+IMAGE_SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
 MAX_PIXELS = 80_000_000
 LOSSY_FORMATS = frozenset({"JPEG", "MPO", "JPEG2000"})
-DECODER_ERRORS = (
-    OSError,
-    SyntaxError,
-    ValueError,
-    TypeError,
-    LookupError,
-    EOFError,
-    struct.error,
-    zlib.error,
-)
+DECODER_ERRORS = (OSError, SyntaxError, ValueError, TypeError, LookupError, EOFError, struct.error, zlib.error)
 MEAN_COLOUR = (0.485, 0.456, 0.406)  # of ImageNet, red, green, blue
 
 
 def read_image(path: str | Path) -> ImageArray:
-    """Reads any picture as upright uint8 RGB, (height, width, 3)."""
+    """Reads any image as upright uint8 RGB, (height, width, 3)."""
     return decode_image(read_bytes(Path(path)), str(path))
 
 
@@ -61,9 +51,9 @@ def read_mask(path: str | Path, colours: Mapping[Colour, int] | None = None) -> 
 
 
 def decode_image(data: bytes, name: str = "the image") -> ImageArray:
-    """Decodes the bytes of a picture file; `name` is what an error calls it."""
+    """Decodes the bytes of an image file; errors call it `name`."""
     with _decoding(name):
-        return _to_rgb(_load(data, name), name)
+        return to_rgb(_load(data, name), name)
 
 
 def decode_mask(data: bytes, name: str = "the mask", colours: Mapping[Colour, int] | None = None) -> RawMask:
@@ -71,46 +61,40 @@ def decode_mask(data: bytes, name: str = "the mask", colours: Mapping[Colour, in
 
     Args:
         data: The file's content.
-        name: What an error calls it.
-        colours: The id each colour of a painted mask stands for. When the colours of all classes are greys,
-            greyscale masks are looked up as well: so masks with, say, 0 and 255 for two classes are read.
+        name: The file's name in errors.
+        colours: The id of each colour in a painted mask. If the colours of all classes are greys, greyscale masks are
+            looked up as well, such as masks with 0 and 255 for two classes.
     """
     with _decoding(name):
-        picture = _load(data, name)
-        if picture.format in LOSSY_FORMATS:
-            raise InputError(
-                f"mask {name} is a {picture.format}, whose compression alters labels; save it as PNG"
-            )
-        if picture.mode in ("LA", "PA", "RGBA"):
-            if picture.getchannel("A").getextrema() != (255, 255):
+        image = _load(data, name)
+        if image.format in LOSSY_FORMATS:
+            raise InputError(f"mask {name} is a {image.format}, whose compression alters labels; save it as PNG")
+        if image.mode in ("LA", "PA", "RGBA"):
+            if image.getchannel("A").getextrema() != (255, 255):
                 raise InputError(f"mask {name} has transparent pixels; save it without an alpha channel")
-            picture = picture.convert("RGB") if picture.mode == "RGBA" else picture.getchannel(0)
-        if picture.mode == "RGB":
+            image = image.convert("RGB") if image.mode == "RGBA" else image.getchannel(0)
+        if image.mode == "RGB":
             if colours is None:
-                raise InputError(
-                    f"mask {name} is an RGB picture; give a class list with colours, or save ids"
-                )
-            return _look_up(np.asarray(picture), colours, name)
-        if picture.mode in ("1", "L") and colours is not None and _all_grey(colours):
-            return _look_up(np.asarray(picture.convert("RGB")), colours, name)
-        return _ids(picture, data, name)
+                raise InputError(f"mask {name} is an RGB image; give a class list with colours, or save ids")
+            return _look_up(np.asarray(image), colours, name)
+        grey = colours and all(r == g == b for (r, g, b), label in colours.items() if label != VOID)
+        if image.mode in ("1", "L") and colours and grey:
+            return _look_up(np.asarray(image.convert("RGB")), colours, name)
+        return _ids(image, data, name)
 
 
 def find_images(paths: Iterable[str | Path]) -> list[Path]:
-    """The pictures that files, folders (searched to the bottom) and globs stand for, sorted, each once.
+    """The image files among files, folders (searched recursively) and globs, sorted, without duplicates.
 
-    A file named outright is taken whatever its suffix; folders and globs give pictures only, none hidden.
+    A file given by name is included whatever its suffix; folders and globs contribute image files only, none hidden.
     """
     given = [Path(path).expanduser() for path in paths]
     found: dict[Path, Path] = {}
-    for path in given:
-        for match in _expand(path):
-            found.setdefault(match.resolve(), match)
+    for match in (match for path in given for match in _expand(path)):
+        found.setdefault(match.resolve(), match)
     if not found:
-        places = ", ".join(map(str, given)) or "an empty list"
-        raise InputError(
-            f"no images in {places}; give picture files or folders ({' '.join(sorted(IMAGE_SUFFIXES))})"
-        )
+        where = ", ".join(map(str, given)) or "an empty list"
+        raise InputError(f"no images in {where}; give image files or folders ({' '.join(sorted(IMAGE_SUFFIXES))})")
     return sorted(found.values())
 
 
@@ -118,23 +102,23 @@ def _expand(path: Path) -> Iterator[Path]:
     if path.is_dir():
         for file in path.rglob("*"):
             hidden = any(part.startswith(".") for part in file.relative_to(path).parts)
-            if _is_picture(file) and not hidden:
+            if _is_image_file(file) and not hidden:
                 yield file
     elif path.exists():
         yield path
     elif glob.has_magic(str(path)):
         for match in map(Path, glob.glob(str(path), recursive=True)):
-            yield from _expand(match) if match.is_dir() else [match] * _is_picture(match)
+            yield from _expand(match) if match.is_dir() else [match] * _is_image_file(match)
     else:
         raise InputError(f"{path} does not exist; check the path")
 
 
-def _is_picture(path: Path) -> bool:
+def _is_image_file(path: Path) -> bool:
     return path.suffix.lower() in IMAGE_SUFFIXES and path.is_file()
 
 
 def read_bytes(path: Path) -> bytes:
-    """A file's content, or one line that says why it cannot be had."""
+    """A file's content; raises `InputError` if it cannot be read."""
     try:
         return path.read_bytes()
     except FileNotFoundError:
@@ -147,7 +131,7 @@ def read_bytes(path: Path) -> bytes:
 
 @contextmanager
 def _decoding(name: str) -> Iterator[None]:
-    """Turns whatever a decoder raises on a bad file into one line about that file."""
+    """Turns any exception of a decoder into an `InputError` that names the file."""
     try:
         yield
     except InputError:
@@ -163,9 +147,7 @@ def _decoding(name: str) -> Iterator[None]:
 
 def _too_large(name: str, size: tuple[int, int] | None = None) -> InputError:
     extent = f"has {size[0]}x{size[1]} pixels" if size else "is far too large"
-    return InputError(
-        f"{name} {extent}, more than the {MAX_PIXELS // 10**6} million allowed; scale it down first"
-    )
+    return InputError(f"{name} {extent}, more than the {MAX_PIXELS // 10**6} million allowed; scale it down first")
 
 
 def _load(data: bytes, name: str) -> Image.Image:
@@ -173,53 +155,52 @@ def _load(data: bytes, name: str) -> Image.Image:
         raise InputError(f"{name} is empty (0 bytes); copy or save it again")
     with warnings.catch_warnings():
         warnings.simplefilter("error", Image.DecompressionBombWarning)
-        picture = Image.open(BytesIO(data))
-    width, height = picture.size
+        image = Image.open(BytesIO(data))
+    width, height = image.size
     if width * height > MAX_PIXELS:
-        raise _too_large(name, picture.size)
+        raise _too_large(name, image.size)
     if width * height == 0:
         raise InputError(f"{name} has no pixels ({width}x{height}); save it again")
-    picture.load()
-    ImageOps.exif_transpose(picture, in_place=True)
-    return picture
+    image.load()
+    ImageOps.exif_transpose(image, in_place=True)
+    return image
 
 
-def _to_rgb(picture: Image.Image, name: str) -> ImageArray:
-    if picture.mode == "F":
+def to_rgb(image: Image.Image, name: str) -> ImageArray:
+    """An opened image of any mode as uint8 RGB, (height, width, 3); errors call it `name`."""
+    if image.mode == "F":
         raise InputError(f"{name} holds floating-point values; save it as 8-bit or 16-bit PNG")
-    if picture.mode.startswith("I"):
-        grey = np.asarray(picture).astype(np.int64)
+    if image.mode.startswith("I"):
+        grey = np.asarray(image).astype(np.int64)
         if grey.min() < 0 or grey.max() > 65535:
             raise InputError(f"{name} holds 32-bit values; save it as 8-bit or 16-bit PNG")
         scaled = ((grey * 255 + 32767) // 65535).astype(np.uint8)
         return np.repeat(scaled[:, :, None], 3, axis=2)
-    if picture.has_transparency_data:
-        white = Image.new("RGBA", picture.size, "white")
-        picture = Image.alpha_composite(white, picture.convert("RGBA"))
-    return np.array(picture.convert("RGB"))
+    if image.has_transparency_data:
+        white = Image.new("RGBA", image.size, "white")
+        image = Image.alpha_composite(white, image.convert("RGBA"))
+    return np.array(image.convert("RGB"))
 
 
-def _ids(picture: Image.Image, data: bytes, name: str) -> RawMask:
-    if picture.mode in ("1", "P"):
-        return np.array(picture, dtype=np.uint8)
-    if picture.mode == "L":
+def _ids(image: Image.Image, data: bytes, name: str) -> RawMask:
+    if image.mode in ("1", "P"):
+        return np.array(image, dtype=np.uint8)
+    if image.mode == "L":
         # Pillow stretches 2- and 4-bit grey PNGs to 0..255; their ids are the values before that.
-        depth = data[24] if picture.format == "PNG" else 8
-        return np.array(picture, dtype=np.uint8) // np.uint8(255 // (2**depth - 1))
-    if picture.mode.startswith("I"):
-        return np.asarray(picture).astype(np.int32)
-    raise InputError(
-        f"mask {name} is of mode {picture.mode}; save ids as a palette, 8-bit or 16-bit grey PNG"
-    )
+        depth = data[24] if image.format == "PNG" else 8
+        return np.array(image, dtype=np.uint8) // np.uint8(255 // (2**depth - 1))
+    if image.mode.startswith("I"):
+        return np.asarray(image).astype(np.int32)
+    raise InputError(f"mask {name} is of mode {image.mode}; save ids as a palette, 8-bit or 16-bit grey PNG")
 
 
 def _look_up(rgb: ImageArray, colours: Mapping[Colour, int], name: str) -> LabelArray:
-    """The id of every pixel's colour, exactly."""
-    known = np.array(sorted(colours), dtype=np.uint32)  # (C, 3)
-    ids = np.array([colours[r, g, b] for r, g, b in known.tolist()], dtype=np.uint8)
-    codes, pixels = _pack(known), _pack(rgb)  # (C,) sorted, (H, W)
-    place = np.minimum(np.searchsorted(codes, pixels), len(codes) - 1)
-    unknown = codes[place] != pixels
+    """The id of every pixel's colour, (H, W); no colour is approximated."""
+    known = sorted(colours)
+    ids = np.array([colours[colour] for colour in known], dtype=np.uint8)
+    codes, pixels = _pack(np.array(known)), _pack(rgb)  # (C,) sorted, (H, W)
+    position = np.minimum(np.searchsorted(codes, pixels), len(codes) - 1)
+    unknown = codes[position] != pixels
     if unknown.any():
         values, counts = np.unique(pixels[unknown], return_counts=True)
         worst = int(values[counts.argmax()])
@@ -229,20 +210,16 @@ def _look_up(rgb: ImageArray, colours: Mapping[Colour, int], name: str) -> Label
             f"mask {name} holds colour {colour} = #{worst:06x} at {counts.max()} pixels{others}, of no class;"
             " add it to the class list (a line named void marks pixels without a label)"
         )
-    return ids[place]
+    return ids[position]
 
 
-def _all_grey(colours: Mapping[Colour, int]) -> bool:
-    return all(r == g == b for (r, g, b), label in colours.items() if label != VOID)
-
-
-def _pack(rgb: NDArray[np.uint8] | NDArray[np.uint32]) -> NDArray[np.uint32]:
+def _pack(rgb: NDArray[Any]) -> NDArray[np.uint32]:
     channels = rgb.astype(np.uint32)
     return (channels[..., 0] << np.uint32(16)) | (channels[..., 1] << np.uint32(8)) | channels[..., 2]
 
 
 def file_stem(path: Path, folder: Path) -> str:
-    """The name of a file inside a folder, without its suffix: what pairs an image with its mask.
+    """A file's path within a folder, without its suffix; an image and its mask have the same.
 
     >>> file_stem(Path("data/images/city/a.b.png"), Path("data/images"))
     'city/a.b'

@@ -1,113 +1,118 @@
-"""One line that names a data set, as the command line and configuration files write it.
+"""Specifications of data sets, as on the command line and in configuration files.
 
-    synthetic, synthetic:COUNT    generated scenes whose labels only context can tell
-    noisy, noisy:COUNT            the same with blotches, labelled by what can be seen
-    folder:DIR                    images/, masks/ and classes.txt
-    voc:DIR                       a PASCAL VOC devkit
-    voc:DIR,SBD_DIR               the same, with SBD for the split `trainaug`
-    sbd:DIR                       the Semantic Boundaries Dataset alone
-    DIR                           any of these folders, recognised by its layout
+    KIND:LOCATION    folder:street, voc:VOCdevkit, synthetic:500
+    DIR              a folder whose kind is detected by its layout
 
-Splits are `train`, `val`, `test` and whatever else a data set lists.
+The kinds are the registered readers, each a class or function of the location. `open_data` passes on those of `split`,
+`classes`, `void_values`, `seed` and `strict` that the reader has a keyword for. A custom reader is one decorated class
+or function:
+
+    @register("data", "camvid")
+    def open_camvid(location: str, *, split: str = "train", void_values: Sequence[int] = (11,)) -> SegmentationData:
+        return PairedFiles(...)
+
+    open_data("camvid:CamVid", split="val")
 """
 
 from __future__ import annotations
 
+import inspect
+import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from messagenet.data.classes import VOC_CLASSES, VOID, Classes, read_classes
-from messagenet.data.dataset import Joined, Restricted, SegmentationData
-from messagenet.data.folder import FolderData
-from messagenet.data.scenes import NoisyScenes, SyntheticScenes
-from messagenet.data.voc import LISTS, SbdData, VocData, find_devkit, find_sbd, train_aug
+from messagenet.data.classes import ClassesLike, as_classes
+from messagenet.data.dataset import ClassSubset, ConcatData, SegmentationData
+from messagenet.data.pairs import as_data
+from messagenet.data.voc import find_devkit, find_sbd
 from messagenet.errors import InputError, nearest
+from messagenet.settings import find, kinds, options
 
-FORMS = (
-    "synthetic",
-    "synthetic:COUNT",
-    "noisy",
-    "noisy:COUNT",
-    "folder:DIR",
-    "voc:DIR",
-    "voc:DIR,SBD_DIR",
-    "sbd:DIR",
-    "DIR",
-)
-GENERATED = {"synthetic": SyntheticScenes, "noisy": NoisyScenes}
-KINDS = (*GENERATED, "folder", "voc", "sbd")
-SCENES = {"train": 2000, "val": 200, "test": 200}
-TRAIN_AUG = ("trainaug", "train_aug")
+GROUP = "data"
 
 
 def open_data(
-    spec: str | Path,
+    spec: str | Path | Any,
     split: str | None = "train",
-    classes: Classes | str | Path | None = None,
+    classes: ClassesLike | None = None,
     void_values: Sequence[int] | None = None,
     keep: Sequence[str | int] | None = None,
     rest: Literal["void", "background"] = "void",
     seed: int = 0,
     strict: bool = True,
 ) -> SegmentationData:
-    """Opens the data set a specification names.
+    """Opens a data set.
 
     Args:
-        spec: One of the forms above.
-        split: Which part of it; None is all of a folder, and `train` of anything else. `a+b` is both, one after the
-            other; what is in both comes twice.
-        classes: A class list or its file, where the data set does not bring its own.
+        spec: A specification as above, or an object for `as_data`, to which split, seed and strict do not apply.
+        split: The split; None means all of a folder, and `train` of anything else. `a+b` concatenates two splits,
+            duplicates included.
+        classes: Names, their number, a class list or its file, if the data set has no class list.
         void_values: Mask values that mean "not labelled", besides 255.
-        keep: Names or ids of the only classes to keep.
-        rest: What becomes of the classes not kept.
-        seed: Which generated scenes.
-        strict: Whether a folder with unpaired files is refused; otherwise its `problems` list them.
+        keep: Names or ids of the classes to keep. Default: all.
+        rest: What the other classes become.
+        seed: Seed of generated scenes.
+        strict: Whether unpaired files in a folder raise an error; otherwise its `issues` list them.
 
     >>> open_data("synthetic:50", split="val")[0].name
     'val-00000'
     """
-    if split is not None and "+" in split:
+    known = None if classes is None else as_classes(classes)
+    given: dict[str, Any] = {"classes": known, "void_values": void_values, "seed": seed, "strict": strict}
+    if not isinstance(spec, str | Path):
+        data = as_data(spec, known, void_values or ())
+    elif split is None or "+" not in split:
+        data = _read(*_parse(str(spec)), split=split, **given)
+    else:
         names = [name.strip() for name in split.split("+")]
         if not all(names):
             raise InputError(f'the split is "{split}"; write names joined by +, such as train+val')
-        options = (classes, void_values, keep, rest, seed, strict)
-        parts = [open_data(spec, name, *options) for name in names]
-        return Joined(parts, " + ".join(part.name for part in parts))
-    kind, place = _parse(str(spec))
-    known = read_classes(classes) if isinstance(classes, str | Path) else classes
-    voids = tuple(void_values) if void_values is not None else (VOID,)
-    data: SegmentationData
-    if kind in GENERATED:
-        if known is not None:
-            raise InputError(f"the {kind} scenes have classes of their own; choose among them with keep")
-        part = split or "train"
-        data = GENERATED[kind](_count(kind, place, part), seed=seed, split=part)
-    elif kind == "folder":
-        data = FolderData(place, known, voids, split=split, strict=strict)
-    elif kind == "sbd":
-        data = SbdData(place, split or "train", voids, known or VOC_CLASSES)
-    else:
-        data = _open_voc(place, split or "train", voids, known or VOC_CLASSES)
-    return Restricted(data, keep, rest) if keep else data
+        data = ConcatData([_read(*_parse(str(spec)), split=name, **given) for name in names])
+    return ClassSubset(data, keep, rest) if keep else data
+
+
+def _read(kind: str, location: str, **given: Any) -> SegmentationData:
+    """Calls a reader with the keywords that it has; None means the reader's default."""
+    reader = find(GROUP, kind)
+    takes = options(reader)
+    if given["classes"] is not None and "classes" not in takes:
+        raise InputError(f"{kind} data have classes of their own; choose among them with keep")
+    data = reader(location, **{name: value for name, value in given.items() if name in takes and value is not None})
+    assert isinstance(data, SegmentationData), f"the reader of {kind} data returns no SegmentationData"
+    return data
 
 
 def is_generated(spec: str | Path) -> bool:
-    """Whether a specification names scenes that are made on demand.
+    """Whether the data set is generated, that is, its reader takes a seed.
 
     >>> is_generated("noisy:500"), is_generated("folder:photos")
     (True, False)
     """
-    return str(spec).partition(":")[0] in GENERATED
+    kind = str(spec).partition(":")[0]
+    return kind in kinds(GROUP) and "seed" in options(find(GROUP, kind))
 
 
-def recognise(folder: Path) -> str | None:
-    """The kind of data set a folder holds, by its layout; None when it is none of them."""
+def forms() -> list[str]:
+    """The forms of a specification, from the docstrings of the readers.
+
+    >>> forms()[:1], forms()[-1]
+    (['folder:DIR'], 'DIR')
+    """
+    found: list[str] = []
+    for kind in kinds(GROUP):
+        documented = re.findall(rf"`({re.escape(kind)}(?::[^`]*)?)`", inspect.getdoc(find(GROUP, kind)) or "")
+        found += documented or [f"{kind}:LOCATION"]
+    return [*found, "DIR"]
+
+
+def detect_kind(folder: Path) -> str | None:
+    """The kind of data set in a folder, by its layout; None if it is unknown."""
     if (folder / "images").is_dir():
         return "folder"
-    for kind, find in (("voc", find_devkit), ("sbd", find_sbd)):
+    for kind, find_root in (("voc", find_devkit), ("sbd", find_sbd)):
         try:
-            find(folder)
+            find_root(folder)
         except InputError:
             continue
         return kind
@@ -115,37 +120,14 @@ def recognise(folder: Path) -> str | None:
 
 
 def _parse(spec: str) -> tuple[str, str]:
-    kind, colon, place = spec.partition(":")
-    if kind in KINDS and (kind in GENERATED or place):
-        return kind, place
+    """The kind and the location of a specification; the location is optional where a form has none."""
+    kind, colon, location = spec.partition(":")
+    if kind in kinds(GROUP) and (location or kind in forms()):
+        return kind, location
     if spec and Path(spec).is_dir():
-        found = recognise(Path(spec))
+        found = detect_kind(Path(spec))
         if found is None:
-            raise InputError(
-                f"{spec} is not laid out as a data set; put pictures in images/ and labels in masks/"
-            )
+            raise InputError(f"{spec} is not laid out as a data set; put images in images/ and labels in masks/")
         return found, spec
-    hint = f" ({nearest(kind, KINDS)})" if colon else ""
-    raise InputError(
-        f'"{spec}" names no data set{hint}; write one of {", ".join(FORMS)} with an existing folder'
-    )
-
-
-def _count(kind: str, place: str, split: str) -> int:
-    if not place:
-        return SCENES.get(split, 1)
-    if not place.isdecimal():
-        raise InputError(f'"{kind}:{place}" needs a number of scenes, such as {kind}:500')
-    return int(place)
-
-
-def _open_voc(place: str, split: str, voids: Sequence[int], classes: Classes) -> SegmentationData:
-    voc, _, sbd = (place, "", "") if Path(place).is_dir() else place.partition(",")
-    if split not in TRAIN_AUG:
-        return VocData(voc, split, voids, classes)
-    if sbd:
-        return train_aug(voc, sbd, voids)
-    lists = find_devkit(Path(voc)) / LISTS
-    if split_file := next((name for name in TRAIN_AUG if (lists / f"{name}.txt").is_file()), None):
-        return VocData(voc, split_file, voids, classes)
-    raise InputError(f"{lists} has no trainaug.txt; give SBD as well: voc:{voc},SBD_DIR")
+    hint = f" ({nearest(kind, kinds(GROUP))})" if colon else ""
+    raise InputError(f'"{spec}" names no data set{hint}; write one of {", ".join(forms())} with an existing folder')

@@ -1,19 +1,15 @@
-"""Showing images of rare classes more often.
+"""Which samples an epoch contains, and in which order.
 
-A score that averages over classes counts a class that is in few images as much as one that is in many. With f_c the
-share of images that class c is in, an image is shown in proportion to
+A score that averages over classes weights rare classes like common ones. With f_c the share of images that contain
+class c, `balanced_indices` repeats an image in proportion to
 
     r = max over its classes of (1 / f_c)^power
 
-(Gupta, Dollár & Girshick, LVIS, arXiv 1908.03195, repeat factor sampling, without its threshold). Power 0 leaves
-everything as it is; 1 shows every class about equally often, and the images of the rarest again and again.
+(repeat factor sampling, Gupta, Dollár & Girshick, LVIS, arXiv 1908.03195, without its threshold). With power 0 every
+image occurs once; with power 1 every class occurs about equally often, and images of rare classes many times.
 
-Randomness that depends on what is drawn, never on when or where it is drawn.
-
-Every random choice in this package comes from a stream of its own, keyed by what it is for: (purpose, seed,
-key…). So the order of access, the number of worker processes and a resumed run change nothing.
-
-The order of samples in an epoch, which depends on (seed, epoch) alone.
+Every random choice in this package has its own stream, `random_stream(purpose, seed, *key)`, keyed by what is drawn and
+never by when or where. So results do not depend on the order of access, the number of workers or a resumed run.
 """
 
 from __future__ import annotations
@@ -43,16 +39,16 @@ def random_stream(purpose: str, seed: int, *key: int) -> np.random.Generator:
 
 
 def balanced_indices(data: SegmentationData, power: float, seed: int = 0) -> list[int]:
-    """Which images an epoch shows, those of rare classes repeatedly; reads every mask once.
+    """The images of an epoch, those of rare classes repeated; reads every mask once.
 
-    Each image is there at least once. Whether an image that is due 2.4 times comes twice or three times is drawn.
+    Each image occurs at least once. A repeat factor of 2.4 is rounded to 2 or 3 at random.
     """
-    indices: list[int] = repeated(repeat_factors(class_presence(data), power), seed).tolist()
+    indices: list[int] = repeat_indices(repeat_factors(class_presence(data), power), seed).tolist()
     return indices
 
 
 def class_presence(data: SegmentationData) -> NDArray[np.bool_]:
-    """Says which classes are in which image, (images, K)."""
+    """Whether each image contains each class, (images, K)."""
     presence = np.zeros((len(data), data.classes.num_classes), bool)
     for index, row in enumerate(presence):
         labels = data.read_labels(index)
@@ -62,23 +58,22 @@ def class_presence(data: SegmentationData) -> NDArray[np.bool_]:
 
 
 def repeat_factors(presence: NDArray[np.bool_], power: float) -> NDArray[np.float64]:
-    """How often each image is due; 1 for those of the most common kind, and for those without any class.
+    """How often to repeat each image; 1 for images of the most common classes only and for images without labels.
 
     >>> repeat_factors(np.array([[1, 1, 0], [1, 1, 0], [1, 1, 0], [1, 1, 1]], bool), power=0.5)
     array([1., 1., 1., 2.])
     """
     share = presence.mean(0)
     rarity = np.where(share > 0, share, 1.0) ** -power
-    due = np.where(presence, rarity, 0.0).max(1)
-    least = due[due > 0].min(initial=np.inf)
-    factors: NDArray[np.float64] = np.maximum(due / least, 1.0)
+    rarest = np.where(presence, rarity, 0.0).max(1)  # (images,)
+    factors: NDArray[np.float64] = np.maximum(rarest / rarest[rarest > 0].min(initial=np.inf), 1.0)
     return factors
 
 
-def repeated(factors: NDArray[np.float64], seed: int) -> NDArray[np.int64]:
-    """Indices repeated as often as they are due, rounded up or down at random but right in total.
+def repeat_indices(factors: NDArray[np.float64], seed: int) -> NDArray[np.int64]:
+    """Each index repeated by its factor, rounded up or down at random such that the total is right.
 
-    >>> repeated(np.array([1.0, 1.5, 1.5]), seed=0).tolist()
+    >>> repeat_indices(np.array([1.0, 1.5, 1.5]), seed=0).tolist()
     [0, 1, 2, 2]
     """
     rng = random_stream("balance", seed)
@@ -90,7 +85,7 @@ def repeated(factors: NDArray[np.float64], seed: int) -> NDArray[np.int64]:
 
 
 def epoch_order(count: int, seed: int, epoch: int) -> NDArray[np.int64]:
-    """The order in which an epoch goes through `count` samples: a permutation, another for every epoch.
+    """The order of `count` samples in an epoch: a permutation, different for every epoch.
 
     >>> sorted(epoch_order(5, seed=0, epoch=0).tolist())
     [0, 1, 2, 3, 4]

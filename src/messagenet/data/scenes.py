@@ -1,6 +1,7 @@
-"""Scenes in which only the arrangement decides the label: a data set that needs messages.
+"""Generated scenes: one data set that needs context, and one that needs smoothing.
 
-Three bands, sky over land over water, and blobs in them. There are four materials but nine classes:
+`SyntheticScenes` has three bands, sky over land over water, with blobs in them. There are four materials but nine
+classes, so the label depends on the arrangement:
 
     material   above the land   on the land   below the land
     blue       sky              ·             water
@@ -8,21 +9,17 @@ Three bands, sky over land over water, and blobs in them. There are four materia
     white      cloud            snow          foam
     red        balloon          house         buoy
 
-Local appearance carries no information about the row's columns, by construction and not by tuning: every
-material is a stationary random field drawn over the whole canvas (waves with uniformly random phases, a light
-that is such a wave as well, independent noise), and blobs are drawn from one distribution of shapes and
-sizes, all without looking at the arrangement. So P(patch | sky) = P(patch | water) for every patch inside the
-material, and likewise for the triples; a network that sees less than a blob can only learn the material. What
-decides is where the land is: within reach of the relations `above` and `below` (0.4 of the size, see
-`messagenet.graph`) for most nodes, and out of it for some, which need a second iteration. The land's height
-in the picture varies, so that the position alone is a poor guide.
+Within a row, local appearance carries no information about the column, by construction: every material is a stationary
+random field over the whole canvas (waves with uniformly random phases, a light that is such a wave as well, independent
+noise), and blobs have one distribution of shapes and sizes, all drawn independently of the arrangement. So
+P(patch | sky) = P(patch | water) for every patch inside the material, and likewise for the triples: a network whose
+receptive field is smaller than a blob can only learn the material. The label depends on where the land is. For most
+nodes it is within the relations `above` and `below` (0.4 of the size, see `messagenet.graph`); the others need a second
+iteration. The height of the land varies, so that the position in the image alone is a poor predictor.
 
-Scenes whose labels can be seen anywhere, but badly: a data set that needs smoothing.
-
-The opposite of the synthetic scenes they are made from. A label is the material alone, so every place shows its
-own, and no arrangement has to be understood; but blotches of false colour, a few pixels wide, lie over everything.
-One cell is often wrong then, while most cells of its neighbourhood are right, and the edges between materials are
-still there to be found.
+`NoisyScenes` is the opposite: the label is the material, whatever the arrangement, but blotches of false colour, a few
+pixels wide, cover everything. A single cell is often wrong while most of its neighbours are right, and the edges
+between materials remain visible.
 """
 
 from __future__ import annotations
@@ -38,10 +35,11 @@ from messagenet.data.dataset import Sample, SegmentationData
 from messagenet.data.images import ImageArray, LabelArray
 from messagenet.data.sampling import random_stream
 from messagenet.errors import InputError, nearest
+from messagenet.settings import register
 
 Field = NDArray[np.float32]
 
-SPLITS = ("train", "val", "test")
+SPLITS = {"train": 2000, "val": 200, "test": 200}  # scenes where no count is given
 SKY, LAND, WATER = 0, 1, 2  # the bands; white blobs add 3 to the band's id, red ones 6
 SCENE_CLASSES = Classes(
     ("sky", "land", "water", "cloud", "snow", "foam", "balloon", "house", "buoy"),
@@ -57,13 +55,13 @@ GAP = 0.03  # between a blob in the blue and the land
 
 
 class SyntheticScenes(SegmentationData):
-    """Scenes made on demand, a function of (seed, split, index) alone.
+    """Scenes generated on demand from (seed, split, index) alone.
 
     Args:
-        count: How many scenes.
+        count: Number of scenes.
         size: Height and width in pixels; everything in a scene scales with it.
-        seed: Another seed gives other scenes.
-        split: `train`, `val` or `test`; no scene is in two of them.
+        seed: Seed of the scenes.
+        split: `train`, `val` or `test`, which are disjoint.
 
     >>> scene = SyntheticScenes(10)[3]
     >>> scene.image.shape, scene.mask.shape, scene.name
@@ -87,21 +85,15 @@ class SyntheticScenes(SegmentationData):
         return self.count
 
     def sample_name(self, index: int) -> str:
-        """Split and number, such as `val-00012`."""
+        """Split and index, such as `val-00012`."""
         return f"{self.split}-{index:05d}"
 
     def load(self, index: int) -> Sample:
         """Draws one scene."""
-        rng = random_stream("scene", self.seed, SPLITS.index(self.split), index)
-        image, mask = draw_scene(rng, self.size)
-        return Sample(image, mask, self.sample_name(index))
+        return Sample(*_draw_scene(self._stream("scene", index), self.size), self.sample_name(index))
 
-
-class Land(NamedTuple):
-    """The band of land: its upper and lower edge in every column, as fractions of the height, downwards."""
-
-    upper: Field
-    lower: Field
+    def _stream(self, purpose: str, index: int) -> np.random.Generator:
+        return random_stream(purpose, self.seed, list(SPLITS).index(self.split), index)
 
 
 class Blob(NamedTuple):
@@ -125,19 +117,16 @@ class Material(NamedTuple):
         return self.colour + self.wave[rows, columns, None] * self.texture
 
 
-def draw_scene(rng: np.random.Generator, size: int) -> tuple[ImageArray, LabelArray]:
-    """One scene and its truth: the arrangement first, then materials that know nothing of it."""
+def _draw_scene(rng: np.random.Generator, size: int) -> tuple[ImageArray, LabelArray]:
+    """One scene and its mask: first the arrangement, then materials independent of it."""
     axis = ((np.arange(size) + 0.5) / size).astype(np.float32)
-    land = _draw_land(rng, axis)
-    blobs = _place_blobs(rng, axis, land)
-
+    upper, lower = _draw_land(rng, axis)
+    blobs = _place_blobs(rng, axis, upper, lower)
     blue, earth, white, red = _draw_materials(rng, axis)
     canvas = slice(0, size)
-    depth = np.minimum(
-        axis[:, None] - land.upper, land.lower - axis[:, None]
-    )  # (S, S), positive inside the land
+    depth = np.minimum(axis[:, None] - upper, lower - axis[:, None])  # (S, S), positive inside the land
     image = _paint(blue.at(canvas, canvas), earth.at(canvas, canvas), depth * size)
-    mask = np.where(depth > 0, LAND, np.where(axis[:, None] < land.upper, SKY, WATER)).astype(np.uint8)
+    mask = np.where(depth > 0, LAND, np.where(axis[:, None] < upper, SKY, WATER)).astype(np.uint8)
     for blob in blobs:
         rows, columns = _window(blob.y, size), _window(blob.x, size)
         across, down = axis[columns] - blob.x, axis[rows] - blob.y
@@ -145,7 +134,6 @@ def draw_scene(rng: np.random.Generator, size: int) -> tuple[ImageArray, LabelAr
         material = red if blob.red else white
         image[rows, columns] = _paint(image[rows, columns], material.at(rows, columns), depth * size)
         mask[rows, columns][depth > 0] = blob.band + (6 if blob.red else 3)
-
     light = 1 + 0.10 * _waves(rng, axis, count=1, cycles=(0.8, 0.8)) + rng.uniform(-0.12, 0.06)
     noise = 0.02 * rng.standard_normal(image.shape, dtype=np.float32)
     lit = (image * light[:, :, None].astype(np.float32) + noise) * 255 + 0.5
@@ -153,37 +141,33 @@ def draw_scene(rng: np.random.Generator, size: int) -> tuple[ImageArray, LabelAr
 
 
 def _window(centre: float, size: int) -> slice:
-    """The pixels a blob can cover along one axis, with one to spare for its smooth edge."""
+    """The pixels a blob can cover along one axis, and one more for its smooth edge."""
     return slice(max(0, int((centre - REACH) * size) - 1), int((centre + REACH) * size) + 2)
 
 
-def _draw_land(rng: np.random.Generator, axis: Field) -> Land:
+def _draw_land(rng: np.random.Generator, axis: Field) -> tuple[Field, Field]:
+    """The upper and the lower edge of the land in every column, (S,) each, as fractions of the height, downwards."""
     slope = rng.uniform(-0.7, 0.7)
     middle = np.clip(rng.uniform(0.13, 0.87) + slope * (axis - 0.5), 0.05, 0.95)
     half = rng.uniform(0.09, 0.16)
     turns = 2 * np.pi * np.arange(1, 5)  # waves of 1 to 4 periods, the short ones lower
     height = rng.normal(0, 1, (2, 4)) * np.array([0.035, 0.014, 0.008, 0.005])
     phase = rng.uniform(0, 2 * np.pi, (2, 4))
-    upper, lower = (height[:, :, None] * np.sin(turns[:, None] * axis + phase[:, :, None])).sum(
-        1
-    )  # (S,) each
-    thinnest = 0.05
-    return Land(
-        np.minimum(middle - half + upper, middle - thinnest).astype(np.float32),
-        np.maximum(middle + half + lower, middle + thinnest).astype(np.float32),
-    )
+    upper, lower = (height[:, :, None] * np.sin(turns[:, None] * axis + phase[:, :, None])).sum(1)  # (S,) each
+    upper, lower = np.minimum(middle - half + upper, middle - 0.05), np.maximum(middle + half + lower, middle + 0.05)
+    return upper.astype(np.float32), lower.astype(np.float32)
 
 
-def _place_blobs(rng: np.random.Generator, axis: Field, land: Land) -> list[Blob]:
+def _place_blobs(rng: np.random.Generator, axis: Field, upper: Field, lower: Field) -> list[Blob]:
     """Centres for at most one blob of each kind in each band, none touching another or the wrong band.
 
-    What fits is judged for the largest blob there can be, so size and shape stay independent of the band.
+    Every blob gets the room of the largest possible one, so size and shape stay independent of the band.
     """
     y = axis[:, None]
     near = np.abs(axis[:, None] - axis) <= REACH  # (S, S): columns a blob centred in another can cover
-    highest = np.where(near, land.upper, np.inf).min(1)
-    lowest = np.where(near, land.lower, -np.inf).max(1)
-    middle, thickness = (land.upper + land.lower) / 2, land.lower - land.upper
+    highest = np.where(near, upper, np.inf).min(1)
+    lowest = np.where(near, lower, -np.inf).max(1)
+    middle, thickness = (upper + lower) / 2, lower - upper
     inside = (np.abs(y - 0.5) < 0.5 - 0.6 * REACH) & (np.abs(axis - 0.5) < 0.5 - 0.4 * REACH)
     allowed = {
         SKY: inside & (y + REACH + GAP < highest),
@@ -194,10 +178,10 @@ def _place_blobs(rng: np.random.Generator, axis: Field, land: Land) -> list[Blob
     free = np.ones_like(inside)
     for kind in rng.permutation(6):
         band, red = int(kind) % 3, bool(kind >= 3)
-        places = np.flatnonzero(allowed[band] & free)
-        if rng.random() > (0.6 if band == LAND else 0.9) or len(places) == 0:
+        positions = np.flatnonzero(allowed[band] & free)
+        if rng.random() > (0.6 if band == LAND else 0.9) or len(positions) == 0:
             continue
-        row, column = divmod(int(rng.choice(places)), len(axis))
+        row, column = divmod(int(rng.choice(positions)), len(axis))
         blob = Blob(band, red, float(axis[column]), float(axis[row]))
         free &= (axis - blob.x) ** 2 + (y - blob.y) ** 2 > (2 * REACH) ** 2
         blobs.append(blob)
@@ -261,16 +245,14 @@ def _waves(rng: np.random.Generator, axis: Field, count: int, cycles: tuple[floa
 
 
 def _paint(below: Field, above: Field, depth: Field) -> Field:
-    """Lays a material over another where depth (in pixels) is positive, with a smooth edge and a dark rim."""
+    """Composites a material over another where depth (in pixels) is positive, with a smooth edge and a dark rim."""
     cover = np.clip(depth + 0.5, 0, 1)[:, :, None]
     rim = 1 - 0.22 * np.exp(-np.maximum(depth, 0) / 1.2)[:, :, None]
     painted: Field = below + cover * (above * rim - below)
     return painted
 
 
-MATERIALS = Classes(
-    ("blue", "earth", "white", "red"), ((64, 128, 210), (106, 153, 78), (240, 240, 240), (193, 18, 31))
-)
+MATERIALS = Classes(("blue", "earth", "white", "red"), ((64, 128, 210), (106, 153, 78), (240, 240, 240), (193, 18, 31)))
 BLOTCHES_ACROSS = 24  # about one for every 4 pixels of a scene of 96
 _MATERIAL_OF_CLASS = np.array([0, 1, 0, 2, 2, 2, 3, 3, 3], np.uint8)
 
@@ -278,12 +260,7 @@ _MATERIAL_OF_CLASS = np.array([0, 1, 0, 2, 2, 2, 3, 3, 3], np.uint8)
 class NoisyScenes(SyntheticScenes):
     """Synthetic scenes under blotches, labelled by their material.
 
-    Args:
-        count: How many scenes.
-        size: Height and width in pixels.
-        seed: Another seed gives other scenes.
-        split: `train`, `val` or `test`.
-        noise: Standard deviation of the blotches, where 1 is from black to white.
+    `noise` is the standard deviation of the blotches, where 1 is from black to white.
 
     >>> scene = NoisyScenes(10)[3]
     >>> np.unique(scene.mask).tolist(), scene.name
@@ -302,21 +279,35 @@ class NoisyScenes(SyntheticScenes):
         """Draws one scene and its blotches."""
         scene = super().load(index)
         assert scene.mask is not None
-        rng = random_stream("blotches", self.seed, SPLITS.index(self.split), index)
-        return Sample(blotched(scene.image, self.noise, rng), _MATERIAL_OF_CLASS[scene.mask], scene.name)
+        image = add_blotches(scene.image, self.noise, self._stream("blotches", index))
+        return Sample(image, _MATERIAL_OF_CLASS[scene.mask], scene.name)
 
 
-def blotched(image: ImageArray, noise: float, rng: np.random.Generator) -> ImageArray:
+def add_blotches(image: ImageArray, noise: float, rng: np.random.Generator) -> ImageArray:
     """Adds a smooth random field of this standard deviation to every channel."""
     height, width = image.shape[:2]
     coarse = rng.standard_normal((3, BLOTCHES_ACROSS, BLOTCHES_ACROSS), dtype=np.float32)
     field = np.stack(
-        [
-            np.asarray(Image.fromarray(part).resize((width, height), Image.Resampling.BICUBIC))
-            for part in coarse
-        ],
-        -1,
+        [np.asarray(Image.fromarray(part).resize((width, height), Image.Resampling.BICUBIC)) for part in coarse], -1
     )
     noisy = image + 255 * noise / field.std() * field
     result: ImageArray = np.clip(noisy + 0.5, 0, 255).astype(np.uint8)
     return result
+
+
+@register("data", "synthetic")
+def open_synthetic(location: str, *, split: str = "train", seed: int = 0) -> SyntheticScenes:
+    """Generated scenes whose labels depend on context: `synthetic` or `synthetic:COUNT`."""
+    return SyntheticScenes(_count("synthetic", location, split), seed=seed, split=split)
+
+
+@register("data", "noisy")
+def open_noisy(location: str, *, split: str = "train", seed: int = 0) -> NoisyScenes:
+    """The same under blotches, labelled by material: `noisy` or `noisy:COUNT`."""
+    return NoisyScenes(_count("noisy", location, split), seed=seed, split=split)
+
+
+def _count(kind: str, location: str, split: str) -> int:
+    if location and not location.isdecimal():
+        raise InputError(f'"{kind}:{location}" needs a number of scenes, such as {kind}:500')
+    return int(location) if location else SPLITS.get(split, 1)

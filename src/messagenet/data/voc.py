@@ -1,18 +1,15 @@
-"""PASCAL VOC segmentation in its devkit's layout (Everingham et al., IJCV 2010): 20 classes and background.
+"""PASCAL VOC segmentation (Everingham et al., IJCV 2010), SBD (Hariharan et al., ICCV 2011), and `train_aug` of both.
 
-    VOC2012/JPEGImages/ID.jpg
-    VOC2012/SegmentationClass/ID.png
-    VOC2012/SegmentationClassAug/ID.png
+    VOC2012/JPEGImages/ID.jpg                                   20 classes and background
+    VOC2012/SegmentationClass/ID.png                            palette PNGs, 255 for void
+    VOC2012/SegmentationClassAug/ID.png                         masks converted from SBD; official ones take precedence
     VOC2012/ImageSets/Segmentation/{train,val,trainval,trainaug,test}.txt
 
-Masks are palette PNGs with 255 for void. `SegmentationClassAug` is where masks converted from SBD are kept;
-an official mask goes before a converted one.
+    dataset/img/ID.jpg                                          SBD: 11,355 VOC images
+    dataset/cls/ID.mat                                          GTcls.Segmentation, VOC ids, no void
+    dataset/{train,val}.txt
 
-The Semantic Boundaries Dataset, masks for 11,355 VOC images (Hariharan et al., ICCV 2011); `train_aug`.
-
-    dataset/img/ID.jpg   dataset/cls/ID.mat (GTcls.Segmentation, VOC ids, no void)   dataset/{train,val}.txt
-
-What the literature calls VOC's augmented training set is
+The augmented training set of the literature is
 
     train_aug = (VOC train ∪ SBD train ∪ SBD val) − VOC val        10,582 images
 
@@ -30,23 +27,25 @@ from pathlib import Path
 import numpy as np
 
 from messagenet.data.classes import VOC_CLASSES, VOID, Classes
-from messagenet.data.dataset import FilePair, Joined, PairedFiles, Subset
+from messagenet.data.dataset import ConcatData, FilePair, PairedFiles, Subset
 from messagenet.data.images import RawMask, read_bytes
 from messagenet.errors import InputError, nearest
+from messagenet.settings import register
 
 LISTS = Path("ImageSets") / "Segmentation"
 MASK_FOLDERS = ("SegmentationClass", "SegmentationClassAug")
-UNLABELLED = ("test",)
+TRAIN_AUG = ("trainaug", "train_aug")
+SBD_SPLITS = {"train": ("train",), "val": ("val",), "trainval": ("train", "val")}
 
 
 class VocData(PairedFiles):
     """One split of a VOC devkit.
 
     Args:
-        root: The devkit's `VOC2012` folder, or the `VOCdevkit` folder or any folder around it.
+        root: The devkit's `VOC2012` folder, or a folder up to two levels above it.
         split: The name of a list in `ImageSets/Segmentation`. The samples of `test` have no masks.
         void_values: Mask values that mean "not labelled", besides 255.
-        classes: Another class list, for data of one's own in this layout.
+        classes: Another class list, for custom data in this layout.
     """
 
     def __init__(
@@ -57,47 +56,37 @@ class VocData(PairedFiles):
         classes: Classes = VOC_CLASSES,
     ) -> None:
         root = find_devkit(Path(root))
-        masks = {
-            path.stem: path for folder in reversed(MASK_FOLDERS) for path in (root / folder).glob("*.png")
-        }
+        masks = {path.stem: path for folder in reversed(MASK_FOLDERS) for path in (root / folder).glob("*.png")}
         folder = next((name for name in MASK_FOLDERS if (root / name).is_dir()), MASK_FOLDERS[0])
         pairs = []
         for name in read_list(root, split):
-            missing = None if split in UNLABELLED else root / folder / f"{name}.png"
+            missing = None if split == "test" else root / folder / f"{name}.png"
             pairs.append(FilePair(name, root / "JPEGImages" / f"{name}.jpg", masks.get(name, missing)))
         super().__init__(f"{root.name} {split}", classes, pairs, void_values)
 
 
 def find_devkit(root: Path) -> Path:
-    """The folder with `JPEGImages` and `ImageSets/Segmentation`, at `root` or up to two folders below it."""
-    if is_devkit(root):
+    """The folder with `JPEGImages` and `ImageSets/Segmentation`: `root`, or one up to two levels below it."""
+    if _is_devkit(root):
         return root
     below = _folders(root)
-    found = [folder for folder in (*below, *itertools.chain(*map(_folders, below))) if is_devkit(folder)]
+    found = [folder for folder in (*below, *itertools.chain(*map(_folders, below))) if _is_devkit(folder)]
     if not found:
-        raise InputError(
-            f"{root} holds no VOC devkit; give the folder with JPEGImages/ and {LISTS.as_posix()}/"
-        )
-    if len(found) > 1:
-        newest = [folder for folder in found if folder.name == "VOC2012"]
-        if len(newest) != 1:
-            raise InputError(
-                f"{root} holds {len(found)} VOC devkits; give one of {', '.join(map(str, found))}"
-            )
-        return newest[0]
-    return found[0]
+        raise InputError(f"{root} holds no VOC devkit; give the folder with JPEGImages/ and {LISTS.as_posix()}/")
+    chosen = found if len(found) == 1 else [folder for folder in found if folder.name == "VOC2012"]
+    if len(chosen) != 1:
+        raise InputError(f"{root} holds {len(found)} VOC devkits; give one of {', '.join(map(str, found))}")
+    return chosen[0]
 
 
 def _folders(root: Path) -> list[Path]:
-    """The folders in a folder; quick where there are very many files."""
     if not root.is_dir():
         return []
-    with os.scandir(root) as entries:
+    with os.scandir(root) as entries:  # no `stat` per file
         return sorted(Path(entry.path) for entry in entries if entry.is_dir())
 
 
-def is_devkit(folder: Path) -> bool:
-    """Whether a folder is laid out as a VOC year."""
+def _is_devkit(folder: Path) -> bool:
     return (folder / "JPEGImages").is_dir() and (folder / LISTS).is_dir()
 
 
@@ -114,17 +103,15 @@ def read_list(root: Path, split: str) -> list[str]:
     return names
 
 
-SPLITS = {"train": ("train",), "val": ("val",), "trainval": ("train", "val")}
-
-
+@register("data", "sbd")
 class SbdData(PairedFiles):
-    """One split of SBD: `train`, `val` or `trainval`.
+    """One split of SBD, `train`, `val` or `trainval`: `sbd:DIR`.
 
     Args:
-        root: The `dataset` folder, or `benchmark_RELEASE`, or the folder around it.
-        split: Which of the release's lists; `trainval` is both.
+        root: The `dataset` folder, or `benchmark_RELEASE`, or the folder that contains it.
+        split: The list of the release; `trainval` is both.
         void_values: Mask values that mean "not labelled", besides 255.
-        classes: What the ids mean.
+        classes: The class list.
     """
 
     def __init__(
@@ -134,68 +121,65 @@ class SbdData(PairedFiles):
         void_values: Sequence[int] = (VOID,),
         classes: Classes = VOC_CLASSES,
     ) -> None:
-        _require_scipy()
+        try:
+            import scipy.io  # noqa: F401
+        except ImportError:
+            raise InputError("SBD's .mat masks need SciPy; run `pip install scipy`") from None
         root = find_sbd(Path(root))
-        if split not in SPLITS:
-            raise InputError(f'there is no split "{split}" of SBD; {nearest(split, SPLITS)}')
-        names = [name for part in SPLITS[split] for name in _read_list(root / f"{part}.txt")]
-        pairs = [
-            FilePair(n, root / "img" / f"{n}.jpg", root / "cls" / f"{n}.mat") for n in dict.fromkeys(names)
-        ]
+        if split not in SBD_SPLITS:
+            raise InputError(f'there is no split "{split}" of SBD; {nearest(split, SBD_SPLITS)}')
+        names: list[str] = []
+        for file in (root / f"{part}.txt" for part in SBD_SPLITS[split]):
+            try:
+                names += file.read_text().split()
+            except OSError as error:
+                raise InputError(f"cannot read {file}: {error.strerror or error}; extract SBD again") from None
+        pairs = [FilePair(n, root / "img" / f"{n}.jpg", root / "cls" / f"{n}.mat") for n in dict.fromkeys(names)]
         super().__init__(f"SBD {split}", classes, pairs, void_values)
 
     def read_raw_mask(self, path: Path) -> RawMask:
-        """The ids in a `.mat` file."""
-        return read_mat(path)
+        """The `GTcls.Segmentation` array of a `.mat` file."""
+        from scipy.io import loadmat
+
+        data = BytesIO(read_bytes(path))
+        try:
+            content = loadmat(data, variable_names=["GTcls"], squeeze_me=True, struct_as_record=False)
+            return np.asarray(content["GTcls"].Segmentation).astype(np.uint8)
+        except Exception as error:  # a damaged file can fail anywhere in the parser
+            reason = " ".join(str(error).split()) or type(error).__name__
+            raise InputError(f"{path} is not an SBD mask ({reason}); extract it from the release again") from error
 
 
-def train_aug(voc_root: str | Path, sbd_root: str | Path, void_values: Sequence[int] = (VOID,)) -> Joined:
+def train_aug(
+    voc_root: str | Path, sbd_root: str | Path, void_values: Sequence[int] = (VOID,), classes: Classes = VOC_CLASSES
+) -> ConcatData:
     """VOC's augmented training set from the two releases: VOC's images first, then those only SBD has."""
-    voc = VocData(voc_root, "train", void_values)
-    sbd = SbdData(sbd_root, "trainval", void_values)
-    taken = {pair.name for pair in (*voc.pairs, *VocData(voc_root, "val").pairs)}
-    added = [index for index, pair in enumerate(sbd.pairs) if pair.name not in taken]
-    return Joined([voc, Subset(sbd, added)], f"{voc.name}_aug")
+    voc = VocData(voc_root, "train", void_values, classes)
+    sbd = SbdData(sbd_root, "trainval", void_values, classes)
+    excluded = {pair.name for pair in (*voc.pairs, *VocData(voc_root, "val").pairs)}
+    added = [index for index, pair in enumerate(sbd.pairs) if pair.name not in excluded]
+    return ConcatData([voc, Subset(sbd, added)], f"{voc.name}_aug")
+
+
+@register("data", "voc")
+def open_voc(
+    location: str, *, split: str = "train", classes: Classes = VOC_CLASSES, void_values: Sequence[int] = (VOID,)
+) -> VocData | ConcatData:
+    """A split of a PASCAL VOC devkit: `voc:DIR`, or `voc:DIR,SBD_DIR` for `trainaug` made from both releases."""
+    voc, _, sbd = (location, "", "") if Path(location).is_dir() else location.partition(",")
+    if split not in TRAIN_AUG:
+        return VocData(voc, split, void_values, classes)
+    if sbd:
+        return train_aug(voc, sbd, void_values, classes)
+    lists = find_devkit(Path(voc)) / LISTS
+    if listed := next((name for name in TRAIN_AUG if (lists / f"{name}.txt").is_file()), None):
+        return VocData(voc, listed, void_values, classes)
+    raise InputError(f"{lists} has no trainaug.txt; give SBD as well: voc:{voc},SBD_DIR")
 
 
 def find_sbd(root: Path) -> Path:
-    """The folder with `img` and `cls`, at `root` or in a `dataset` folder below it."""
+    """The folder with `img` and `cls`: `root`, or a `dataset` folder below it."""
     for folder in (root, root / "dataset", root / "benchmark_RELEASE" / "dataset"):
-        if is_sbd(folder):
+        if (folder / "img").is_dir() and (folder / "cls").is_dir():
             return folder
     raise InputError(f"{root} holds no SBD; give the folder with img/, cls/ and train.txt")
-
-
-def is_sbd(folder: Path) -> bool:
-    """Whether a folder is laid out as SBD's `dataset`."""
-    return (folder / "img").is_dir() and (folder / "cls").is_dir()
-
-
-def read_mat(path: Path) -> RawMask:
-    """The `GTcls.Segmentation` array of an SBD file."""
-    _require_scipy()
-    from scipy.io import loadmat
-
-    data = BytesIO(read_bytes(path))
-    try:
-        content = loadmat(data, variable_names=["GTcls"], squeeze_me=True, struct_as_record=False)
-        return np.asarray(content["GTcls"].Segmentation).astype(np.uint8)
-    except Exception as error:  # a damaged file can fail anywhere in the parser
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise InputError(
-            f"{path} is not an SBD mask ({reason}); extract it from the release again"
-        ) from error
-
-
-def _require_scipy() -> None:
-    try:
-        import scipy.io  # noqa: F401
-    except ImportError:
-        raise InputError("SBD's .mat masks need SciPy; run `pip install scipy`") from None
-
-
-def _read_list(file: Path) -> list[str]:
-    try:
-        return file.read_text().split()
-    except OSError as error:
-        raise InputError(f"cannot read {file}: {error.strerror or error}; extract SBD again") from None

@@ -1,6 +1,6 @@
-"""How good a labelling is: IoU over the whole set, near boundaries, and calibration of the marginals.
+"""Evaluation of label maps and marginals: IoU over the whole set, IoU near boundaries, accuracy by size, calibration.
 
-`Evaluator` scores a set image by image into a `Scores`; the functions below it work on single arrays.
+`Evaluator` scores a set image by image and returns `Scores`; the other functions work on single arrays.
 """
 
 from messagenet.evaluation.boundary import boundary_distance, trimap_iou, trimap_matrices

@@ -1,14 +1,13 @@
-"""Calibration: do pixels predicted with confidence c turn out right a share c of the time?
+"""Calibration: are pixels predicted with confidence c correct a fraction c of the time?
 
-With c = max_k P(k) the confidence of a pixel and B_i the pixels whose confidence lies in the i-th of M equal
-bins (lower end excluded, upper end included),
+Let c = max_k P(k) be a pixel's confidence, and B_i the pixels whose confidence lies in the i-th of M equal bins
+(lower end excluded, upper end included). Over the n pixels that are not void,
 
     ECE   = Σ_i |B_i| / n · | accuracy(B_i) − mean confidence(B_i) |
-    NLL   = − 1/n Σ log P(true class)               (P floored at the smallest normal float32)
-    Brier =   1/n Σ Σ_k (P(k) − [k = true class])²
+    NLL   = − 1/n Σ log P(target)                   (P floored at the smallest normal float32)
+    Brier =   1/n Σ Σ_k (P(k) − [k = target])²
 
-over the n pixels that are not void. All of them are sums over pixels, so a `Reliability` of two sets is the
-sum of theirs.
+All three follow from sums over pixels, so the `Reliability` of two sets is the sum of theirs.
 
 Guo, Pleiss, Sun, Weinberger, "On calibration of modern neural networks", ICML 2017.
 """
@@ -22,24 +21,24 @@ import torch
 
 from messagenet.data.classes import VOID
 from messagenet.errors import InputError
-from messagenet.evaluation.confusion import Array, FloatArray, as_labels, as_marginals, ratio, same_shape
+from messagenet.evaluation.confusion import Array, FloatArray, check_same_size, label_array, marginals_tensor, ratio
 
 BINS = 15
-"""Confidence bins of the reliability histogram unless told otherwise."""
+"""Default number of confidence bins."""
 
 SUM_TOLERANCE = 1e-2
-"""How far a pixel's marginals may be from summing to one (half precision reaches about 4e-3)."""
+"""Largest accepted deviation of a pixel's marginals from summing to one (half precision reaches about 4e-3)."""
 
 
 @dataclass(frozen=True)
 class Reliability:
-    """Sums over pixels from which every calibration figure follows.
+    """Reliability histogram: the sums over pixels from which every calibration figure follows.
 
     Attributes:
         counts: Pixels per confidence bin.
         confidence: Sum of the confidences per bin.
-        correct: Pixels predicted right per bin.
-        log_loss: Sum of −log P(true class).
+        correct: Correctly predicted pixels per bin.
+        log_loss: Sum of −log P(target).
         squared_error: Sum of squared errors of the marginals.
     """
 
@@ -55,7 +54,7 @@ class Reliability:
 
     @classmethod
     def empty(cls, bins: int = BINS) -> Reliability:
-        """The histogram of no pixels, where a sum starts."""
+        """The histogram of no pixels, the neutral element of addition."""
         if bins < 1:
             raise InputError(f"bins is {bins}; give at least one confidence bin, such as {BINS}")
         return cls((0,) * bins, (0.0,) * bins, (0,) * bins, 0.0, 0.0)
@@ -81,12 +80,12 @@ class Reliability:
 
     @property
     def mean_confidence(self) -> FloatArray:
-        """Mean confidence per bin; nan for an empty one."""
+        """Mean confidence per bin; nan for an empty bin."""
         return self._per_bin(self.confidence)
 
     @property
     def accuracy(self) -> FloatArray:
-        """Share of right pixels per bin; nan for an empty one."""
+        """Share of correct pixels per bin; nan for an empty bin."""
         return self._per_bin(self.correct)
 
     @property
@@ -97,7 +96,7 @@ class Reliability:
 
     @property
     def negative_log_likelihood(self) -> float:
-        """Mean −log P(true class) in nats; nan without pixels."""
+        """Mean −log P(target) in nats; nan without pixels."""
         return self._per_pixel(self.log_loss)
 
     @property
@@ -112,24 +111,24 @@ class Reliability:
         return total / self.pixels if self.pixels else float("nan")
 
 
-def reliability(marginals: Array, truth: Array, bins: int = BINS, void: int = VOID) -> Reliability:
-    """Sorts the pixels of one image by confidence.
+def reliability(marginals: Array, target: Array, bins: int = BINS, void: int = VOID) -> Reliability:
+    """Reliability histogram of one image.
 
     Args:
         marginals: (K, height, width), summing to one over the classes.
-        truth: (height, width) labels.
+        target: (height, width) labels.
         bins: Number of equal confidence bins over (0, 1].
-        void: Label of the pixels to leave out.
+        void: Label of the pixels that are not scored.
 
     >>> marginals = torch.tensor([[[0.9, 0.4]], [[0.1, 0.6]]])
-    >>> found = reliability(marginals, torch.tensor([[0, 0]]), bins=2)
-    >>> found.counts, found.correct, round(found.expected_calibration_error, 3)
+    >>> histogram = reliability(marginals, torch.tensor([[0, 0]]), bins=2)
+    >>> histogram.counts, histogram.correct, round(histogram.expected_calibration_error, 3)
     ((0, 2), (0, 1), 0.25)
     """
     empty = Reliability.empty(bins)
-    p = as_marginals(marginals)
-    labels = as_labels(truth, "truth")
-    same_shape(tuple(p.shape[1:]), labels.shape)
+    p = marginals_tensor(marginals)
+    labels = label_array(target, "target")
+    check_same_size(tuple(p.shape[1:]), labels.shape)
     t = torch.from_numpy(labels).to(p.device)
     scored = t != void
     t = t[scored]
@@ -137,24 +136,24 @@ def reliability(marginals: Array, truth: Array, bins: int = BINS, void: int = VO
         return empty
     if not 0 <= int(t.min()) <= int(t.max()) < p.shape[0]:
         raise InputError(
-            f"truth holds labels outside 0…{p.shape[0] - 1} (void is {void}); "
+            f"target holds labels outside 0…{p.shape[0] - 1} (void is {void}); "
             "check that marginals and masks share their classes"
         )
-    # Reducing over the classes first and picking the scored pixels after is several times faster.
+    # Reducing over the classes before selecting the scored pixels is several times faster.
     lowest, totals = p.amin(dim=0)[scored], p.sum(dim=0)[scored]  # (n,)
     if not (bool(lowest.min() >= 0) and bool((totals - 1).abs().max() <= SUM_TOLERANCE)):
         raise InputError("marginals must be ≥ 0 and sum to one over the classes; apply softmax to logits")
 
     highest = p.max(dim=0)
-    confidence, right = highest.values[scored].double(), highest.indices[scored] == t
+    confidence, correct = highest.values[scored].double(), highest.indices[scored] == t
     squares = p.square().sum(dim=0)[scored].double()
-    of_truth = p.flatten(1)[t, scored.flatten().nonzero()[:, 0]].double()
+    of_target = p.flatten(1)[t, scored.flatten().nonzero()[:, 0]].double()
     edges = torch.linspace(0, 1, bins + 1, dtype=torch.float64, device=p.device)
     bin_of = torch.bucketize(confidence, edges[1:-1])
     return Reliability(
         tuple(torch.bincount(bin_of, minlength=bins).tolist()),
         tuple(torch.bincount(bin_of, weights=confidence, minlength=bins).tolist()),
-        tuple(torch.bincount(bin_of[right], minlength=bins).tolist()),
-        -float(of_truth.clamp_min(torch.finfo(torch.float32).tiny).log().sum()),
-        float((squares - 2 * of_truth + 1).sum()),
+        tuple(torch.bincount(bin_of[correct], minlength=bins).tolist()),
+        -float(of_target.clamp_min(torch.finfo(torch.float32).tiny).log().sum()),
+        float((squares - 2 * of_target + 1).sum()),
     )

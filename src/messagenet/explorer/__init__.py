@@ -1,15 +1,10 @@
-"""The message explorer: a local page, and the HTTP interface behind it, that show inference happening.
+"""The message explorer: a local page, and the HTTP interface behind it, that show message passing at work.
 
-    upload ─ decode ─ picture ─ infer ─ beliefs of every iteration ─┬─ maps (labels, entropy)
-                         └───────── cache ─────────┘                └─ explanation (the messages of one node)
+    file ─ decode ─ Upload ─ trace_beliefs ─ BeliefTrace ─┬─ pixel_maps   POST /segment
+                       └──────── ByteCache ───────┘       └─ explain      POST /explain
 
-`decode`, `cache`, `infer`, `maps` and `explanation` know nothing of HTTP; `explorer` joins them with
-queues; `app` gives them addresses, and `security`, `body_limits`, `slow_clients` stand between it and the network.
-
-How much the server takes on: every bound in one place.
-
-What is kept between requests stays below `cache_bytes`; what a request needs while it is worked on is bounded by the
-size of a picture (`side`), by `message_bytes`, and by how many may wait (`waiting`).
+`uploads` and `inference` do the work, independent of HTTP. `explorer` adds queues and a cache, `app` the routes,
+`guards` and `logs` the middleware, and `launch` starts the server. Every bound of the server is a field of `Limits`.
 """
 
 from __future__ import annotations
@@ -21,6 +16,7 @@ from pathlib import Path
 from messagenet.errors import InputError
 
 EXTRA = ("fastapi", "starlette", "uvicorn", "h11", "python_multipart", "prometheus_client")
+"""What the extra `[serve]` installs."""
 
 
 def serve(
@@ -34,12 +30,12 @@ def serve(
     """Serves the message explorer until it is interrupted.
 
     Args:
-        models: Folders of saved models and names of those in the box; the first one is shown first. Unless told, the
-            model in the box, and those that `messagenet demo` has trained in this folder.
+        models: Folders of saved models or names of bundled ones; the page starts with the first. Default: the bundled
+            model, and those that `messagenet demo` has trained in this folder.
         host: The address to listen on; only this machine can reach the default.
-        port: The port to listen on; 0 for any that is free.
-        samples: A folder of images to offer; photographs and synthetic scenes unless told.
-        open_browser: Show the page in the browser.
+        port: The port to listen on; 0 for any free one.
+        samples: A folder of sample images. Default: photos and synthetic scenes.
+        open_browser: Open the page in the browser.
     """
     try:
         from messagenet.explorer.launch import run
@@ -49,34 +45,32 @@ def serve(
         raise InputError(
             f'{error.name}, which the explorer needs, is not installed; pip install "messagenet[serve]"'
         ) from None
-    run(
-        [Path(model) for model in models],
-        host,
-        port,
-        None if samples is None else Path(samples),
-        open_browser,
-    )
+    folder = None if samples is None else Path(samples)
+    run([Path(model) for model in models], host, port, folder, open_browser)
 
 
 @dataclass(frozen=True)
 class Limits:
     """Bounds of the server.
 
+    `cache_bytes` bounds the memory for images and beliefs between requests. During a request, memory is bounded by the
+    size of an image (`longest_side`), by `message_bytes`, and by the number of waiting jobs (`waiting`).
+
     Attributes:
-        upload_bytes: The largest file that may be sent.
-        field_bytes: The largest text field that may be sent with it.
-        json_bytes: The largest body of any other request.
-        upload_seconds: How long a client may take to send a request's body.
-        header_seconds: How long it may take to begin, or to finish one that was refused.
-        pixels: The largest picture that is decoded, by what its header says.
-        side: Pictures with a longer edge are reduced to it before anything is computed.
-        cache_bytes: What pictures, features and beliefs together may take between requests.
-        message_bytes: What single messages may take while they are passed (several iterations, exact cavities).
-        waiting: How many jobs may wait in each queue.
-        requests: How many requests with a body may be under way.
-        batch: How many pictures of one size a model sees at once; unless told 8 on a GPU and 1 on a CPU, where more
-            at a time are not faster (`benchmarks/serving_load.py`).
-        retry_seconds: When to come back, for those that were sent away.
+        upload_bytes: Largest file that may be sent.
+        field_bytes: Largest text field of a form.
+        json_bytes: Largest body of any other request.
+        upload_seconds: Time to send the body of a request.
+        header_seconds: Time to send the headers, or the rest of a request that was refused.
+        pixels: Largest image that is decoded, by the size in its header.
+        longest_side: Larger images are reduced to this side before anything is computed.
+        cache_bytes: Memory for images, features and beliefs between requests.
+        message_bytes: Memory for single messages during inference (several iterations, exact cavities).
+        waiting: Jobs that may wait in each queue.
+        requests: Requests with a body that may be open at once.
+        batch_size: Images of one size per forward pass. Default: 8 on a GPU, and 1 on a CPU, where batches are not
+            faster (`benchmarks/serving_load.py`).
+        retry_seconds: Value of `Retry-After` when the server is busy.
     """
 
     upload_bytes: int = 20_000_000
@@ -85,10 +79,10 @@ class Limits:
     upload_seconds: float = 30.0
     header_seconds: float = 10.0
     pixels: int = 24_000_000
-    side: int = 1024
+    longest_side: int = 1024
     cache_bytes: int = 256 * 2**20
     message_bytes: int = 512 * 2**20
     waiting: int = 64
     requests: int = 128
-    batch: int | None = None
+    batch_size: int | None = None
     retry_seconds: int = 1

@@ -1,17 +1,13 @@
-"""Who may ask: requests that other web pages make the browser send are refused, and every answer carries headers
-that keep the page to itself.
+"""Middleware between the app and the network: checks of origin and size, security headers, and timeouts.
 
-A page elsewhere can make a browser send requests to this machine. Two headers, which scripts cannot forge, tell:
+A page elsewhere can make a browser send requests to this machine. Two headers, which scripts cannot forge, reveal it:
 
-    Origin   where the page that asks comes from; a request with a body must come from here
-    Host     what name was asked for; a foreign name that leads to this machine (DNS rebinding) is not ours
+    Origin   the page that sends the request; a request with a body must come from the server's own page
+    Host     the requested host name; a foreign name that resolves to this machine (DNS rebinding) is refused
 
-How much a client may send, and how long it may take: checked while the body arrives, not when it is there.
-
-Connections on which the client never gets to the point are closed.
-
-The server waits for a client in three places that no handler sees: before a request's headers are complete, after a
-request was answered before its body had arrived, and while an answer is not read. (In between, `body_limits` watches.)
+Every response has headers that isolate the page from other sites (`SecurityHeaders`). A body is measured and timed
+while it arrives (`BodyLimits`). No handler runs before the headers are complete, after a request was answered before
+its body had arrived, and while a response is not read; `TimeoutProtocol` closes connections that stall there.
 """
 
 from __future__ import annotations
@@ -32,12 +28,9 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from messagenet.explorer import Limits
 
-POLICY = (
-    "default-src 'self'; img-src 'self' data: blob:; style-src 'self'; script-src 'self'; "
-    "object-src 'none'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
-)
-HEADERS = {
-    "Content-Security-Policy": POLICY,
+SECURITY_HEADERS = {
+    "Content-Security-Policy": "default-src 'self'; img-src 'self' data: blob:; style-src 'self'; script-src 'self'; "
+    "object-src 'none'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
     "Referrer-Policy": "no-referrer",
@@ -45,14 +38,16 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Permissions-Policy": "camera=(), microphone=(), geolocation=()",
 }
-READING = frozenset({"GET", "HEAD", "OPTIONS"})
-OWN_SITE = frozenset({"same-origin", "none"})
+SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+OWN_SITES = frozenset({"same-origin", "none"})
 WILDCARDS = frozenset({"", "0.0.0.0", "::"})
+FRAMING_BYTES = 16_384
+"""Room for boundaries and headers between the parts of a form."""
 _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^\s:/@\[\]]+)(:\d{1,5})?", re.IGNORECASE)
 
 
 class SecurityHeaders:
-    """Adds `HEADERS` to every answer; what is computed is not to be stored."""
+    """Adds `SECURITY_HEADERS` to every response, and `Cache-Control: no-store` unless the route has set its own."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -63,121 +58,75 @@ class SecurityHeaders:
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
-                headers.update(HEADERS)
+                headers.update(SECURITY_HEADERS)
                 headers.setdefault("Cache-Control", "no-store")
             await send(message)
 
         await self.app(scope, receive, send_with_headers if scope["type"] == "http" else send)
 
 
-class OwnPagesOnly:
-    """Refuses requests under foreign names, and requests with a body from foreign pages.
+class SameOriginOnly:
+    """Refuses requests for foreign host names, and requests with a body from foreign pages.
 
-    Args:
-        app: What comes next.
-        host: The address that the server listens on.
+    `host` is the address that the server listens on.
     """
 
     def __init__(self, app: ASGIApp, host: str) -> None:
-        self.app = app
-        self.host = host
+        self.app, self.host = app, host
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Passes the request on, or answers 403."""
-        if scope["type"] == "http" and (complaint := self._complaint(scope)):
-            await JSONResponse({"error": complaint}, 403)(scope, receive, send)
-            return
-        await self.app(scope, receive, send)
+        if scope["type"] == "http" and (refusal := self._refusal(scope)):
+            await JSONResponse({"error": refusal}, 403)(scope, receive, send)
+        else:
+            await self.app(scope, receive, send)
 
-    def _complaint(self, scope: Scope) -> str | None:
+    def _refusal(self, scope: Scope) -> str | None:
         headers = Headers(scope=scope)
         host = headers.get("host", "").lower()
-        if not is_own_name(host, self.host):
-            return "the server is not called by its own name; open it as the command printed it"
-        if scope["method"] in READING:
+        if not is_own_host(host, self.host):
+            return "the request names another host; open the page at the address that the command printed"
+        if scope["method"] in SAFE_METHODS:
             return None
         origin = headers.get("origin")
         foreign = origin is not None and origin.lower() not in (f"http://{host}", f"https://{host}")
-        if foreign or headers.get("sec-fetch-site", "none") not in OWN_SITE:
+        if foreign or headers.get("sec-fetch-site", "none") not in OWN_SITES:
             return "the request comes from another web page; send it from the server's own page"
         return None
 
 
-def is_own_name(name: str, bound: str) -> bool:
-    """Whether a Host header names this server: loopback, the address it listens on, or any address of a machine
-    that listens on all of them. A port may be forwarded, so it may be any.
-
-    >>> is_own_name("localhost:9000", "127.0.0.1"), is_own_name("evil.example:8765", "127.0.0.1")
-    (True, False)
-    >>> is_own_name("192.168.1.7:8765", "0.0.0.0"), is_own_name("evil.example", "0.0.0.0")
-    (True, False)
-    """
-    match = _HOST.fullmatch(name)
-    if match is None:
-        return False
-    host = match[1].strip("[]").lower()
-    if host in ("localhost", bound.lower()):
-        return True
-    address = as_address(host)
-    if address is None:
-        return bound in WILDCARDS and host == socket.gethostname().lower()
-    return address.is_loopback or bound in WILDCARDS
-
-
-def as_address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """The IP address that is written, if it is one."""
-    try:
-        return ipaddress.ip_address(host)
-    except ValueError:
-        return None
-
-
-FRAMING_BYTES = 16_384
-"""Room for boundaries and headers between the parts of a form."""
-
-
 class BodyLimits:
-    """Bounds on bodies: bytes, seconds, and how many at once.
-
-    Args:
-        app: What comes next.
-        limits: The bounds.
-    """
+    """Limits bodies of requests: bytes, seconds, and how many at once."""
 
     def __init__(self, app: ASGIApp, limits: Limits) -> None:
-        self.app = app
-        self.limits = limits
-        self._under_way = 0
+        self.app, self.limits = app, limits
+        self._open = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Passes the request on with a watched body, or answers 413 or 503."""
-        if scope["type"] != "http" or scope["method"] in READING:
+        """Passes the request on with a limited body, or answers 413 or 503."""
+        if scope["type"] != "http" or scope["method"] in SAFE_METHODS:
             await self.app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        most = self._most(headers)
+        is_form = headers.get("content-type", "").lower().startswith("multipart/form-data")
+        max_bytes = self.limits.upload_bytes + FRAMING_BYTES if is_form else self.limits.json_bytes
         declared = headers.get("content-length", "0")
-        if not declared.isdecimal() or int(declared) > most:
-            await JSONResponse({"error": _too_long(most)}, 413)(scope, receive, send)
-        elif self._under_way >= self.limits.requests:
-            await busy(self.limits)(scope, receive, send)
+        if not declared.isdecimal() or int(declared) > max_bytes:
+            await JSONResponse({"error": _too_long(max_bytes)}, 413)(scope, receive, send)
+        elif self._open >= self.limits.requests:
+            await busy_response(self.limits)(scope, receive, send)
         else:
-            self._under_way += 1
+            self._open += 1
             try:
-                await self.app(scope, self._watched(receive, most), send)
+                await self.app(scope, self._limit(receive, max_bytes), send)
             finally:
-                self._under_way -= 1
+                self._open -= 1
 
-    def _most(self, headers: Headers) -> int:
-        if headers.get("content-type", "").lower().startswith("multipart/form-data"):
-            return self.limits.upload_bytes + FRAMING_BYTES
-        return self.limits.json_bytes
-
-    def _watched(self, receive: Receive, most: int) -> Receive:
+    def _limit(self, receive: Receive, max_bytes: int) -> Receive:
         deadline = time.monotonic() + self.limits.upload_seconds
         received, complete = 0, False
 
-        async def watched() -> Message:
+        async def limited() -> Message:
             nonlocal received, complete
             if complete:
                 return await receive()
@@ -186,49 +135,78 @@ class BodyLimits:
             except asyncio.TimeoutError:
                 raise HTTPException(408, "the request took too long to arrive; send it again") from None
             received += len(message.get("body", b""))
-            if received > most:
-                raise HTTPException(413, _too_long(most))
+            if received > max_bytes:
+                raise HTTPException(413, _too_long(max_bytes))
             complete = not message.get("more_body", False)
             return message
 
-        return watched
+        return limited
 
 
-def busy(limits: Limits) -> JSONResponse:
-    """The answer to one request too many."""
-    text = f"the server has too much to do; send the request again in {limits.retry_seconds} s"
-    return JSONResponse({"error": text}, 503, {"Retry-After": str(limits.retry_seconds)})
+class TimeoutProtocol(H11Protocol):
+    """HTTP/1.1 that closes a connection after waiting for the client for one to two times `timeout` seconds."""
 
-
-def _too_long(most: int) -> str:
-    return f"the request is longer than the {most:,} bytes allowed; send a smaller file"
-
-
-class PatientProtocol(H11Protocol):
-    """HTTP/1.1 that waits for a client between one and two times `patience` seconds, then hangs up."""
-
-    patience = Limits.header_seconds
+    timeout = Limits.header_seconds
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Starts to watch."""
+        """Starts the timer."""
         super().connection_made(transport)
-        self._watch(None)
+        self._check(None)
 
-    def _watch(self, seen: Hashable) -> None:
+    def _check(self, seen: Hashable) -> None:
         unread = self.transport.get_write_buffer_size()
         if self.transport.is_closing() and not unread:
             return
         state = ("unread", unread) if unread else self._awaited()
         if state is None or state != seen:
-            self.loop.call_later(self.patience, self._watch, state)
+            self.loop.call_later(self.timeout, self._check, state)
         elif unread:
             self.transport.abort()
         else:
             self.transport.close()
 
     def _awaited(self) -> Hashable:
-        """What has not arrived, the same for as long as it is the same request's; None if nothing is awaited."""
-        theirs = self.conn.their_state
+        """What the server waits for, equal as long as it is the same; None if it waits for nothing."""
+        client_state = self.conn.their_state
         answered = self.cycle is not None and self.cycle.response_complete
-        unfinished = theirs is h11.IDLE or (answered and theirs is h11.SEND_BODY)
-        return (id(self.cycle), theirs) if unfinished else None
+        unfinished = client_state is h11.IDLE or (answered and client_state is h11.SEND_BODY)
+        return (id(self.cycle), client_state) if unfinished else None
+
+
+def is_own_host(header: str, bound: str) -> bool:
+    """Whether a Host header names this server: loopback, the address it listens on, or any address of the machine
+    if it listens on all. The port is not compared, as it may be forwarded.
+
+    >>> is_own_host("localhost:9000", "127.0.0.1"), is_own_host("evil.example:8765", "127.0.0.1")
+    (True, False)
+    >>> is_own_host("192.168.1.7:8765", "0.0.0.0"), is_own_host("evil.example", "0.0.0.0")
+    (True, False)
+    """
+    match = _HOST.fullmatch(header)
+    if match is None:
+        return False
+    host = match[1].strip("[]").lower()
+    if host in ("localhost", bound.lower()):
+        return True
+    address = parse_address(host)
+    if address is None:
+        return bound in WILDCARDS and host == socket.gethostname().lower()
+    return address.is_loopback or bound in WILDCARDS
+
+
+def parse_address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """The IP address in a text; None if it is something else."""
+    try:
+        return ipaddress.ip_address(host)
+    except ValueError:
+        return None
+
+
+def busy_response(limits: Limits) -> JSONResponse:
+    """The answer while the server is busy."""
+    text = f"the server is busy; send the request again in {limits.retry_seconds} s"
+    return JSONResponse({"error": text}, 503, {"Retry-After": str(limits.retry_seconds)})
+
+
+def _too_long(max_bytes: int) -> str:
+    return f"the request is longer than the {max_bytes:,} bytes allowed; send a smaller file"

@@ -1,8 +1,7 @@
-"""One line of JSON for every request, and an answer even where a handler fails.
+"""A line of JSON for every request, and metrics for Prometheus.
 
-Figures for Prometheus, in a registry of the server's own.
-
-Labels take few values whatever is requested: an address that is not known counts as "other".
+A handler that fails is logged with its traceback and answered with 500. Metrics have a registry of their own. Their
+labels take few values, whatever clients send: an unknown path or method counts as "other" or "any".
 """
 
 from __future__ import annotations
@@ -11,100 +10,56 @@ import json
 import logging
 import time
 import traceback
-from collections.abc import Callable
 from datetime import datetime, timezone
+from functools import partial
 from typing import Any
 
-from prometheus_client import (
-    CollectorRegistry,
-    Counter,
-    Gauge,
-    Histogram,
-    ProcessCollector,
-    generate_latest,
-)
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+LOGGER = logging.getLogger("messagenet.explorer")
+DETAILS = "messagenet.details"
+MAX_CHARACTERS = 500
+NOT_ALLOWED = 405  # the method may be any text, so it must not become a label
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 5, 10, 30)
-BATCHES = (1, 2, 4, 8, 16)
+BATCH_SIZES = (1, 2, 4, 8, 16)
 
 
 class Metrics:
-    """What is counted and timed."""
+    """Counters, timers and gauges of the server."""
 
     def __init__(self) -> None:
-        self.registry = CollectorRegistry()
-        ProcessCollector(registry=self.registry)
-        self.requests = Counter(
-            "messagenet_requests", "Requests answered.", ("method", "path", "status"), registry=self.registry
-        )
-        self.request_seconds = Histogram(
-            "messagenet_request_seconds",
-            "Time to answer a request.",
-            ("path",),
-            buckets=SECONDS,
-            registry=self.registry,
-        )
-        self.inference_seconds = Histogram(
-            "messagenet_inference_seconds",
-            "Time of a model for a batch.",
-            ("model",),
-            buckets=SECONDS,
-            registry=self.registry,
-        )
-        self.batch_pictures = Histogram(
-            "messagenet_batch_pictures", "Pictures in a batch.", buckets=BATCHES, registry=self.registry
-        )
-        self.cache_lookups = Counter(
-            "messagenet_cache_lookups",
-            "Beliefs looked for in the cache.",
-            ("result",),
-            registry=self.registry,
-        )
-        self._cache_bytes = Gauge("messagenet_cache_bytes", "What the cache holds.", registry=self.registry)
-        self._waiting = Gauge(
-            "messagenet_waiting_jobs", "Jobs that wait.", ("queue",), registry=self.registry
-        )
-
-    def watch_cache(self, nbytes: Callable[[], float]) -> None:
-        """Reads the size of the cache when asked."""
-        self._cache_bytes.set_function(nbytes)
-
-    def watch_queue(self, name: str, length: Callable[[], float]) -> None:
-        """Reads the length of a queue when asked."""
-        self._waiting.labels(name).set_function(length)
-
-    def answered(self, method: str, path: str, status: int, seconds: float) -> None:
-        """Counts a request."""
-        self.requests.labels(method, path, str(status)).inc()
-        self.request_seconds.labels(path).observe(seconds)
+        registry = self.registry = CollectorRegistry()
+        ProcessCollector(registry=registry)
+        counter, histogram = partial(Counter, registry=registry), partial(Histogram, registry=registry)
+        self.requests = counter("messagenet_requests", "Requests answered.", ("method", "path", "status"))
+        self.cache_lookups = counter("messagenet_cache_lookups", "Lookups of beliefs in the cache.", ("result",))
+        timer = partial(histogram, buckets=SECONDS)
+        self.request_seconds = timer("messagenet_request_seconds", "Time to answer a request.", ("path",))
+        self.inference_seconds = timer("messagenet_inference_seconds", "Time of a batch.", ("model",))
+        self.batch_images = histogram("messagenet_batch_images", "Images in a batch.", buckets=BATCH_SIZES)
+        self.cache_bytes = Gauge("messagenet_cache_bytes", "Bytes in the cache.", registry=registry)
+        self.waiting = Gauge("messagenet_waiting_jobs", "Waiting jobs.", ("queue",), registry=registry)
 
     def text(self) -> bytes:
-        """All figures, as Prometheus reads them."""
+        """All metrics in the text format of Prometheus."""
         return generate_latest(self.registry)
 
 
-LOGGER = logging.getLogger("messagenet.explorer")
-DETAILS = "messagenet.details"
-LONGEST = 500
-NOT_ALLOWED = 405  # a client may call a method anything; it does not become a label
-
-
-def note(request: Request, **details: Any) -> None:
-    """Adds to the line of a request."""
+def log_details(request: Request, **details: Any) -> None:
+    """Adds fields to the log line of a request."""
     request.scope.setdefault(DETAILS, {}).update(details)
 
 
-class JsonLines(logging.Formatter):
-    """A record as one line of JSON; whatever a client sent cannot break out of it."""
+class JsonFormatter(logging.Formatter):
+    """A record as one line of JSON, from which no text of a client can break out."""
 
     def format(self, record: logging.LogRecord) -> str:
         """The line."""
-        moment = datetime.fromtimestamp(record.created, timezone.utc)
         line = {
-            "time": moment.isoformat(timespec="milliseconds"),
+            "time": datetime.fromtimestamp(record.created, timezone.utc).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "event": record.getMessage(),
             **getattr(record, "details", {}),
@@ -115,19 +70,13 @@ class JsonLines(logging.Formatter):
 
 
 class RequestLog:
-    """Times, counts and logs every request.
-
-    Args:
-        app: What comes next.
-        metrics: Where to count.
-    """
+    """Times, counts and logs every request."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
-        self.app = app
-        self.metrics = metrics
+        self.app, self.metrics = app, metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Passes the request on; a handler that fails answers 500."""
+        """Passes the request on; answers 500 if a handler fails."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
@@ -152,15 +101,15 @@ class RequestLog:
         except Exception as error:
             failure = error
             if status == 0:
-                answer = JSONResponse({"error": "the server failed; its log says why"}, 500)
-                await answer(scope, receive, counted_send)
+                await JSONResponse({"error": "the server failed; see its log"}, 500)(scope, receive, counted_send)
         seconds = time.perf_counter() - started
         path = getattr(scope.get("route"), "path", "other")
         method = scope["method"] if path != "other" and status != NOT_ALLOWED else "any"
-        self.metrics.answered(method, path, status, seconds)
+        self.metrics.requests.labels(method, path, str(status)).inc()
+        self.metrics.request_seconds.labels(path).observe(seconds)
         line = {
-            "method": scope["method"][:LONGEST],
-            "path": scope["path"][:LONGEST],
+            "method": scope["method"][:MAX_CHARACTERS],
+            "path": scope["path"][:MAX_CHARACTERS],
             "status": status,
             "milliseconds": round(1000 * seconds, 1),
             "received": received,

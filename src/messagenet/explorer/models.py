@@ -1,13 +1,11 @@
-"""The models on offer: which folders, under which names, and what each can show.
+"""What the explorer offers: models under ids, and sample images under names.
 
-The images on offer: those directly in a folder, or free photographs and synthetic scenes.
-
-Only names that were listed at the start are served. A file that by then leads out of the folder is not.
+Only samples that were listed at the start are served, and of those none that leads out of its folder by then.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,115 +13,23 @@ from typing import Any, NamedTuple
 
 import torch
 from PIL import Image
+from torch import Tensor
 
 from messagenet.bundled import model_folder, photographs
 from messagenet.data import SyntheticScenes
 from messagenet.errors import InputError, nearest
-from messagenet.models import KINDS, MessageNet, SegmentationNet
+from messagenet.message_passing import MessagePassing
+from messagenet.models import SegmentationModel
 from messagenet.report import png_bytes
+from messagenet.settings import KIND
 
-RUN_PARTS = ("best", "last")
-"""Folders inside that of a run, which is then what the model is called by."""
+CHECKPOINT_FOLDERS = ("best", "last")
+"""Folders inside a run's folder, whose name is then the model's id."""
 
-DEMO = (Path("demo/messages/best"), Path("demo/unary/best"))
-"""What `messagenet demo` leaves in the folder where it was run."""
+DEMO_MODELS = (Path("demo/messages/best"), Path("demo/unary/best"))
+"""Where `messagenet demo` saves its models, relative to the working directory."""
 
-
-@dataclass(frozen=True, eq=False)
-class ServedModel:
-    """A model and the name that requests call it by."""
-
-    id: str
-    net: SegmentationNet
-
-    @property
-    def kind(self) -> str:
-        """Its name in `messagenet.models.KINDS`."""
-        for name, kind in KINDS.items():
-            same = kind.settings.items() <= {key: self.net.settings.get(key) for key in kind.settings}.items()
-            if type(self.net) is kind.network and same:
-                return name
-        return type(self.net).__name__
-
-    @property
-    def explains(self) -> bool:
-        """Whether nodes receive learned messages from others."""
-        return isinstance(self.net, MessageNet) and bool(self.net.relations)
-
-    @property
-    def iterations(self) -> int:
-        """T: what can be shown besides the beliefs before any message, t = 0."""
-        return self.net.head.rules.iterations if isinstance(self.net, MessageNet) and self.explains else 0
-
-    def checked_iteration(self, iteration: int | None) -> int:
-        """An iteration that exists; the last one unless told."""
-        if iteration is None:
-            return self.iterations
-        if not 0 <= iteration <= self.iterations:
-            raise InputError(
-                f"iteration is {iteration}; model {self.id!r} has 0 (before messages) to {self.iterations}"
-            )
-        return iteration
-
-    def description(self) -> dict[str, Any]:
-        """What `GET /models` says about it."""
-        classes = self.net.classes
-        return {
-            "id": self.id,
-            "kind": self.kind,
-            "classes": [
-                {"name": name, "colour": "#{:02x}{:02x}{:02x}".format(*colour)}
-                for name, colour in zip(classes.names, classes.colours, strict=True)
-            ],
-            "relations": [{"name": each.name, "form": each.form} for each in self.net.relations],
-            "iterations": self.iterations,
-            "explains": self.explains,
-            "stride": float(self.net.stride),
-        }
-
-
-def default_models() -> list[Path]:
-    """The folders to serve when none is named: the model in the box, and what `messagenet demo` has trained here."""
-    return [model_folder(), *(folder for folder in DEMO if (folder / "config.json").is_file())]
-
-
-def load_models(folders: Sequence[Path]) -> list[ServedModel]:
-    """Reads saved models, onto the GPU if there is one."""
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    folders = [model_folder(folder) for folder in folders] or default_models()
-    return [
-        ServedModel(name, SegmentationNet.from_pretrained(folder).to(device).eval())
-        for name, folder in zip(model_ids(folders), folders, strict=True)
-    ]
-
-
-def model_ids(folders: Sequence[Path]) -> list[str]:
-    """What each model is called: the name of its run's folder, with a number where two would be alike.
-
-    >>> model_ids([Path("runs/a/best"), Path("runs/b"), Path("old/b/last"), Path("more/b")])
-    ['a', 'b', 'b-2', 'b-3']
-    """
-    ids: list[str] = []
-    for folder in (folder.absolute() for folder in folders):
-        name = (folder.parent if folder.name in RUN_PARTS else folder).name or "model"
-        count = 1
-        while (unique := name if count == 1 else f"{name}-{count}") in ids:
-            count += 1
-        ids.append(unique)
-    return ids
-
-
-def chosen(models: Sequence[ServedModel], name: str | None) -> ServedModel:
-    """The model of a name; the first one unless told."""
-    if name is None:
-        return models[0]
-    for model in models:
-        if model.id == name:
-            return model
-    raise InputError(f"there is no model {name!r}; {nearest(name, [model.id for model in models])}")
-
-
-MEDIA_TYPES = {
+IMAGE_TYPES = {
     ".gif": "image/gif",
     ".jpeg": "image/jpeg",
     ".jpg": "image/jpeg",
@@ -133,74 +39,150 @@ MEDIA_TYPES = {
 SCENES, SCENE_SIZE = 4, 256
 
 
-class Sample(NamedTuple):
-    """An image on offer: how to get its content, which may be gone, and what kind of file it is."""
+@dataclass(frozen=True, eq=False)
+class ServedModel:
+    """A model, in evaluation mode, and the id that requests use for it."""
+
+    id: str
+    model: SegmentationModel
+
+    @property
+    def parameter(self) -> Tensor:
+        """One of the parameters, for device and dtype."""
+        return next(self.model.parameters())
+
+    @property
+    def head(self) -> MessagePassing | None:
+        """The head, if it passes learned messages between nodes; only such models are explained."""
+        head = self.model.head
+        return head if isinstance(head, MessagePassing) and head.relations else None
+
+    @property
+    def iterations(self) -> int:
+        """T; 0 for a model that is not explained."""
+        return 0 if self.head is None else self.head.iterations
+
+    def resolve_iteration(self, iteration: int | None) -> int:
+        """An iteration 0 … T; T for None."""
+        if iteration is None:
+            return self.iterations
+        if not 0 <= iteration <= self.iterations:
+            raise InputError(
+                f"iteration is {iteration}; model {self.id!r} has 0 (before messages) to {self.iterations}"
+            )
+        return iteration
+
+    def description(self) -> dict[str, Any]:
+        """The model's entry in `GET /models`."""
+        classes, head = self.model.classes, self.model.config["head"]
+        return {
+            "id": self.id,
+            "kind": str(head[KIND]) if head else type(self.model.head).__name__,
+            "classes": [
+                {"name": name, "colour": "#{:02x}{:02x}{:02x}".format(*colour)}
+                for name, colour in zip(classes.names, classes.colours, strict=True)
+            ],
+            "relations": [{"name": relation.name, "form": relation.form} for relation in self.model.relations],
+            "iterations": self.iterations,
+            "explainable": self.head is not None,
+            "stride": self.model.output_stride,
+        }
+
+
+def load_models(folders: Sequence[Path]) -> list[ServedModel]:
+    """Loads saved models, onto the GPU if there is one. Default: the bundled model and those of `messagenet demo`."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    folders = [model_folder(folder) for folder in folders] or [
+        model_folder(),
+        *(folder for folder in DEMO_MODELS if (folder / "config.json").is_file()),
+    ]
+    return [
+        ServedModel(name, SegmentationModel.from_pretrained(folder).to(device).eval())
+        for name, folder in zip(model_ids(folders), folders, strict=True)
+    ]
+
+
+def model_ids(folders: Sequence[Path]) -> list[str]:
+    """An id for each model: the name of its run's folder, with a suffix where two would be equal.
+
+    >>> model_ids([Path("runs/a/best"), Path("runs/b"), Path("old/b/last"), Path("more/b")])
+    ['a', 'b', 'b-2', 'b-3']
+    """
+    ids: list[str] = []
+    for folder in (folder.absolute() for folder in folders):
+        name = (folder.parent if folder.name in CHECKPOINT_FOLDERS else folder).name or "model"
+        unique, count = name, 1
+        while unique in ids:
+            count += 1
+            unique = f"{name}-{count}"
+        ids.append(unique)
+    return ids
+
+
+def find_model(models: Sequence[ServedModel], id: str | None) -> ServedModel:
+    """The model with an id; the first one for None."""
+    for model in models:
+        if id is None or model.id == id:
+            return model
+    raise InputError(f"there is no model {id!r}; {nearest(str(id), [model.id for model in models])}")
+
+
+class SampleImage(NamedTuple):
+    """A sample: how to read the file, None if it is gone, and its media type."""
 
     content: Callable[[], bytes | None]
     media_type: str
 
 
-Samples = Mapping[str, Sample]
+SampleImages = Mapping[str, SampleImage]
 
 
-def open_samples(folder: Path | None) -> Samples:
-    """The images of a folder by name; photographs, where they are installed, and scenes if there is no folder."""
-    return {**free_photographs(), **scenes()} if folder is None else folder_samples(folder)
+def open_samples(folder: Path | None) -> SampleImages:
+    """The images of a folder by name; without a folder, photos (where they are installed) and synthetic scenes."""
+    return {**_file_samples(photographs()), **scene_samples()} if folder is None else folder_samples(folder)
 
 
-def free_photographs() -> Samples:
-    """Those of `messagenet.bundled`."""
-    return {
-        path.name: Sample(partial(_content, path, path.parent.resolve()), MEDIA_TYPES[path.suffix])
-        for path in photographs()
-    }
-
-
-def scenes() -> Samples:
+def scene_samples() -> SampleImages:
     """A few synthetic scenes, in memory."""
     images = [sample.image for sample in SyntheticScenes(SCENES, SCENE_SIZE, split="test")]
     contents = [png_bytes(Image.fromarray(image)) for image in images]
     return {
-        f"scene-{number}.png": Sample(partial(bytes, content), MEDIA_TYPES[".png"])
-        for number, content in enumerate(contents, start=1)
+        f"scene-{i}.png": SampleImage(partial(bytes, content), IMAGE_TYPES[".png"])
+        for i, content in enumerate(contents, start=1)
     }
 
 
-def folder_samples(folder: Path) -> Samples:
-    """The images directly in a folder, hidden files, names that are no text and links out of it left aside."""
+def folder_samples(folder: Path) -> SampleImages:
+    """The images directly in a folder, without hidden files, names that are not UTF-8, and links out of it."""
     if not folder.is_dir():
         raise InputError(f"{folder} is no folder; give a folder of images with --samples")
-    home = folder.resolve()
-    names = sorted(
-        path.name
-        for path in home.iterdir()
-        if path.suffix.lower() in MEDIA_TYPES
+    samples = _file_samples(
+        path
+        for path in sorted(folder.resolve().iterdir())
+        if path.suffix.lower() in IMAGE_TYPES
         and not path.name.startswith(".")
-        and not _undecodable(path.name)
-        and inside(path, home)
+        and not any("\ud800" <= character <= "\udfff" for character in path.name)  # bytes that JSON cannot carry
+        and _is_inside(path, path.parent)
     )
-    if not names:
-        raise InputError(
-            f"there are no images in {folder}; it needs files that end in {' '.join(MEDIA_TYPES)}"
-        )
+    if not samples:
+        raise InputError(f"there are no images in {folder}; it needs files that end in {' '.join(IMAGE_TYPES)}")
+    return samples
+
+
+def _file_samples(paths: Iterable[Path]) -> SampleImages:
     return {
-        name: Sample(partial(_content, home / name, home), MEDIA_TYPES[Path(name).suffix.lower()])
-        for name in names
+        path.name: SampleImage(partial(_content, path, path.parent.resolve()), IMAGE_TYPES[path.suffix.lower()])
+        for path in paths
     }
 
 
-def _undecodable(name: str) -> bool:
-    """Whether a file name holds bytes that are no UTF-8, which JSON cannot say."""
-    return any("\ud800" <= character <= "\udfff" for character in name)
-
-
-def inside(path: Path, home: Path) -> bool:
+def _is_inside(path: Path, home: Path) -> bool:
     """Whether a path leads to a file directly in a folder, links followed."""
     return path.is_file() and path.resolve().parent == home
 
 
 def _content(path: Path, home: Path) -> bytes | None:
     try:
-        return path.read_bytes() if inside(path, home) else None
+        return path.read_bytes() if _is_inside(path, home) else None
     except OSError:
         return None

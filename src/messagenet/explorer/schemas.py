@@ -1,4 +1,4 @@
-"""What requests and answers look like, for the description of the interface (OpenAPI)."""
+"""Requests and responses of the HTTP interface, for its OpenAPI schema at `/openapi.json`."""
 
 from __future__ import annotations
 
@@ -6,15 +6,20 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 
+from messagenet.graph.relations import Form
 
-class Failure(BaseModel):
-    """Any refusal."""
+PixelBox = tuple[float, float, float, float]
+"""x0, y0, x1, y1 in pixels of the image."""
+
+
+class ErrorResponse(BaseModel):
+    """Any request that was refused."""
 
     error: str = Field(description="One line that says what is wrong and how to fix it.")
 
 
 class Health(BaseModel):
-    """The server is there."""
+    """The server is up."""
 
     status: Literal["ok"]
     version: str
@@ -22,17 +27,17 @@ class Health(BaseModel):
 
 
 class ClassInfo(BaseModel):
-    """A class; its id is its place in the list."""
+    """A class; its id is its index in the list."""
 
     name: str
     colour: str = Field(examples=["#400080"])
 
 
 class RelationInfo(BaseModel):
-    """Which neighbours send messages."""
+    """A relation between nodes: which neighbours send messages."""
 
     name: str
-    form: Literal["pairwise", "box"]
+    form: Form
 
 
 class ModelInfo(BaseModel):
@@ -42,8 +47,8 @@ class ModelInfo(BaseModel):
     kind: str
     classes: list[ClassInfo]
     relations: list[RelationInfo]
-    iterations: int = Field(description="T; t = 0 is before messages.")
-    explains: bool = Field(description="Whether POST /explain can be asked about it.")
+    iterations: int = Field(description="T, the number of iterations; t = 0 is before messages.")
+    explainable: bool = Field(description="Whether POST /explain takes it: it passes learned messages.")
     stride: float = Field(description="Pixels per node.")
 
 
@@ -51,17 +56,17 @@ class ModelList(BaseModel):
     """The models on offer."""
 
     models: list[ModelInfo]
-    default: str
+    default: str = Field(description="The id that requests without a model use.")
 
 
 class SampleList(BaseModel):
-    """The images on offer."""
+    """The sample images."""
 
-    samples: list[str]
+    samples: list[str] = Field(description="Names for GET /samples/{name}.")
 
 
 class IterationMaps(BaseModel):
-    """What the pixels show after an iteration."""
+    """Labels and uncertainty of all pixels after an iteration."""
 
     t: int
     labels: str = Field(description="Base64 of an 8-bit greyscale PNG; a value is a class id.")
@@ -71,105 +76,84 @@ class IterationMaps(BaseModel):
 
 
 class Segmentation(BaseModel):
-    """Labels and uncertainty of every pixel, before messages and after each iteration."""
+    """Labels and uncertainty of all pixels, before messages and after each iteration."""
 
-    key: str = Field(description="What later requests call the image.")
+    key: str = Field(description="The image's key for later requests.")
     model: str
-    width: int = Field(description="Of the maps: the image's own, or reduced where it is very large.")
+    width: int = Field(description="Of the maps: the image's width, or less if it is very large.")
     height: int
-    rows: int = Field(description="Of nodes.")
+    rows: int = Field(description="Rows of nodes.")
     columns: int
     stride: float = Field(description="Pixels per node.")
-    iterations: list[IterationMaps]
+    maps: list[IterationMaps] = Field(description="For t = 0 … T.")
     milliseconds: float
 
 
-class Question(BaseModel):
+class ExplainRequest(BaseModel):
     """A pixel to explain."""
 
     model_config = ConfigDict(extra="forbid")
 
-    key: str = Field(max_length=64, description="Of an image sent before.")
-    model: str | None = Field(None, max_length=1000, description="The first model unless told.")
+    key: str = Field(max_length=64, description="The key of an image sent before.")
+    model: str | None = Field(None, max_length=1000, description="Default: the first model.")
     x: FiniteFloat = Field(description="Pixels from the left edge.")
     y: FiniteFloat = Field(description="Pixels from the upper edge.")
-    iteration: int | None = Field(None, description="t; the last one unless told.")
+    iteration: int | None = Field(None, description="t, 0 … T. Default: T.")
 
 
 class Belief(BaseModel):
-    """What a node believes; the marginal is the softmax of the logits."""
+    """The belief of a node; the marginal is the softmax of the logits."""
 
     logits: list[float]
     marginal: list[float]
 
 
-class BeliefAt(Belief):
-    """What a node believes after an iteration."""
+class IterationBelief(Belief):
+    """The belief of a node after an iteration."""
 
     t: int
 
 
-Box = tuple[float, float, float, float]
-
-
 class NodeInfo(BaseModel):
-    """A node and the pixels [x0, y0, x1, y1] of its cell."""
+    """A node and the box of its cell."""
 
     row: int
     column: int
-    box: Box
+    box: PixelBox
 
 
-class Factor(BaseModel):
-    """What a node hears through the factors of one type; the totals of all types sum to the logits."""
+class FactorInfo(BaseModel):
+    """The messages that a node receives from the factors of one type; the totals of all types sum to the logits."""
 
     name: str = Field(description='"unary", or the name of the relation.')
-    total: list[float]
-    form: Literal["pairwise", "box"] | None = Field(None, description="Relations only, as all that follows.")
-    box: Box | None = Field(None, description="Pixels around all senders; null where nobody sends.")
+    total: list[float] = Field(description="The sum of the messages.")
+    form: Form | None = Field(None, description="Relations only, like all that follow.")
+    box: PixelBox | None = Field(None, description="Around the cells of all senders; null without senders.")
     senders: list[tuple[int, int]] = Field([], description="Row and column of each.")
-    values: list[list[float]] = Field(
-        [], description="Pairwise: the message of each sender. Box: one message of all."
-    )
+    messages: list[list[float]] = Field([], description="Pairwise: one per sender. Box: one from all of them.")
 
 
 class Explanation(BaseModel):
-    """A node, what it believes, and every message it receives."""
+    """A node, its beliefs, and every message it receives in an iteration."""
 
     key: str
     model: str
     iteration: int
     pixel: tuple[float, float]
     node: NodeInfo
-    unary: Belief
-    after: Belief
-    iterations: list[BeliefAt]
-    factors: list[Factor]
+    unary: Belief = Field(description="Before messages, t = 0.")
+    belief: Belief = Field(description="After the requested iteration.")
+    beliefs: list[IterationBelief] = Field(description="For t = 0 … T.")
+    factors: list[FactorInfo]
     milliseconds: float
 
 
-UPLOAD_FORM: dict[str, Any] = {
-    "requestBody": {
-        "required": True,
-        "content": {
-            "multipart/form-data": {
-                "schema": {
-                    "type": "object",
-                    "properties": {
-                        "image": {
-                            "type": "string",
-                            "format": "binary",
-                            "description": "A JPEG, PNG, WebP or GIF file.",
-                        },
-                        "key": {"type": "string", "description": "Instead: the key of an image sent before."},
-                        "model": {"type": "string", "description": "The first model unless told."},
-                        "iteration": {
-                            "type": "integer",
-                            "description": "Which labels a PNG shows; JSON has all.",
-                        },
-                    },
-                }
-            }
-        },
-    }
+_PROPERTIES = {
+    "image": {"type": "string", "format": "binary", "description": "A JPEG, PNG, WebP or GIF file."},
+    "key": {"type": "string", "description": "Instead: the key of an image sent before."},
+    "model": {"type": "string", "description": "Default: the first model."},
+    "iteration": {"type": "integer", "description": "The iteration of a PNG's labels; JSON has all. Default: T."},
 }
+_FORM = {"multipart/form-data": {"schema": {"type": "object", "properties": _PROPERTIES}}}
+SEGMENT_FORM: dict[str, Any] = {"requestBody": {"required": True, "content": _FORM}}
+"""The body of `POST /segment`, a form that the route reads by itself."""

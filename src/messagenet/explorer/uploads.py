@@ -1,11 +1,10 @@
-"""Uploaded bytes to a checked RGB picture.
+"""From an uploaded file to checked RGB pixels, and the form that carries it.
 
-The file's name and declared type are ignored: what counts is what it decodes to, under one of `FORMATS` and no other,
-so a file that is several things at once is only ever pixels. The size is taken from the header, and refused there if
-it is too large, before any memory is set aside for pixels. The result is what `messagenet.data.read_image` gives for
-the same file, reduced if its longer edge is above the limit.
+The file's name and declared type are ignored: it is decoded as one of `FORMATS`, or refused. The size comes from the
+header, so an image with too many pixels is refused before any memory is allocated for them. The result is that of
+`messagenet.data.read_image`, reduced if its longer side exceeds the limit.
 
-The form of `POST /segment`: one file or the key of one, and a few short fields.
+The form of `POST /segment` has either a file or the key of one sent before, and a few short fields.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from dataclasses import dataclass
 from typing import BinaryIO
 
 import numpy as np
-import python_multipart  # noqa: F401 (what parses forms; if it is missing, better now than at the first request)
+import python_multipart  # noqa: F401 (parses forms; if it is missing, fail now and not at the first request)
 from PIL import Image, ImageOps, UnidentifiedImageError
 from starlette.datastructures import FormData, UploadFile
 from starlette.exceptions import HTTPException
@@ -28,14 +27,15 @@ from messagenet.errors import InputError, nearest
 from messagenet.explorer import Limits
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF")
+FIELDS = ("image", "key", "model", "iteration")
 
 
 @dataclass(frozen=True, eq=False)
-class Picture:
-    """An image that was sent.
+class Upload:
+    """A decoded image.
 
     Attributes:
-        key: What later requests call it, a hash of the file.
+        key: A hash of the file, by which later requests refer to it.
         pixels: Upright RGB, (H, W, 3).
     """
 
@@ -49,8 +49,18 @@ class Picture:
 
     @property
     def nbytes(self) -> int:
-        """What it takes in memory."""
+        """Memory."""
         return self.pixels.nbytes
+
+
+@dataclass(frozen=True)
+class SegmentForm:
+    """The fields of `POST /segment`: either a file, which is closed after the request, or a key."""
+
+    file: BinaryIO | None
+    key: str | None
+    model: str | None
+    iteration: int | None
 
 
 def file_key(file: BinaryIO) -> str:
@@ -68,40 +78,25 @@ def file_key(file: BinaryIO) -> str:
 
 
 def decode(file: BinaryIO, limits: Limits) -> ImageArray:
-    """Decodes an uploaded file to upright RGB, (H, W, 3), its longer edge at most `limits.side`."""
+    """Decodes an uploaded file to upright RGB, (H, W, 3), with a longer side of at most `limits.longest_side`."""
     try:
-        return _decoded(file, limits)
+        return _decode(file, limits)
     except InputError:
         raise
     except Image.DecompressionBombError:
         raise _too_large("far too many", limits) from None
     except UnidentifiedImageError:
-        raise InputError(f"the file is no image that can be read here; send {_listed()}") from None
+        formats = ", ".join(FORMATS[:-1]) + f" or {FORMATS[-1]}"
+        raise InputError(f"the file is not a readable image; send {formats}") from None
     except DECODER_ERRORS as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise InputError(f"the image is damaged or incomplete ({reason}); save it again") from error
 
 
-def _decoded(file: BinaryIO, limits: Limits) -> ImageArray:
-    file.seek(0)
-    if canvas := webp_canvas(file.read(30)):
-        _check_size(canvas, limits)
-    file.seek(0)
-    picture = Image.open(file, formats=FORMATS)
-    _check_size(picture.size, limits)
-    if picture.format in ("JPEG", "MPO"):
-        picture.draft(None, (limits.side, limits.side))  # decodes at a half, a quarter… where that is enough
-    picture.load()
-    ImageOps.exif_transpose(picture, in_place=True)
-    rgb = _rgb(picture)
-    rgb.thumbnail((limits.side, limits.side))
-    return np.array(rgb)
+def webp_size(head: bytes) -> tuple[int, int] | None:
+    """(width, height) from the first 30 bytes of a WebP file; its decoder allocates memory as soon as it is opened.
 
-
-def webp_canvas(head: bytes) -> tuple[int, int] | None:
-    """(width, height) that the first 30 bytes of a WebP file declare: its decoder sets memory aside on opening.
-
-    >>> webp_canvas(b"RIFF....WEBPVP8X" + bytes(8) + b"\\x0f\\x27\\x00" * 2)
+    >>> webp_size(b"RIFF....WEBPVP8X" + bytes(8) + b"\\x0f\\x27\\x00" * 2)
     (10000, 10000)
     """
     if head[:4] != b"RIFF" or head[8:12] != b"WEBP" or len(head) < 30:
@@ -113,8 +108,44 @@ def webp_canvas(head: bytes) -> tuple[int, int] | None:
             bits = int.from_bytes(head[21:25], "little")
             return (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1
         case _:
-            words = (int.from_bytes(head[place : place + 2], "little") & 0x3FFF for place in (26, 28))
+            words = (int.from_bytes(head[start : start + 2], "little") & 0x3FFF for start in (26, 28))
             return next(words), next(words)
+
+
+@asynccontextmanager
+async def read_segment_form(request: Request, limits: Limits) -> AsyncIterator[SegmentForm]:
+    """Reads the form; a file above 1 MB is on disk until the request is answered."""
+    if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
+        raise HTTPException(415, "send the image as multipart/form-data, in a field called image")
+    try:
+        form = await request.form(max_files=1, max_fields=len(FIELDS), max_part_size=limits.field_bytes)
+    except HTTPException as error:
+        if error.status_code != 400:
+            raise
+        raise InputError(
+            f"the form cannot be read ({error.detail.rstrip('.')}); send one image and short fields"
+        ) from None
+    try:
+        yield _check_form(form)
+    finally:
+        await form.close()
+
+
+def _decode(file: BinaryIO, limits: Limits) -> ImageArray:
+    file.seek(0)
+    if size := webp_size(file.read(30)):
+        _check_size(size, limits)
+    file.seek(0)
+    image = Image.open(file, formats=FORMATS)
+    _check_size(image.size, limits)
+    bound = (limits.longest_side, limits.longest_side)
+    if image.format in ("JPEG", "MPO"):
+        image.draft(None, bound)  # decodes at a half, a quarter… where that is enough
+    image.load()
+    ImageOps.exif_transpose(image, in_place=True)
+    rgb = _to_rgb(image)
+    rgb.thumbnail(bound)
+    return np.array(rgb)
 
 
 def _check_size(size: tuple[int, int], limits: Limits) -> None:
@@ -131,54 +162,18 @@ def _too_large(count: str, limits: Limits) -> InputError:
     )
 
 
-def _rgb(picture: Image.Image) -> Image.Image:
-    """As RGB: 16-bit grey scaled to 8 bits, whatever is transparent laid on white."""
-    if picture.mode.startswith("I"):
-        grey = np.asarray(picture).astype(np.int64).clip(0, 65535)
+def _to_rgb(image: Image.Image) -> Image.Image:
+    """As RGB: 16-bit grey scaled to 8 bits, transparency blended with white."""
+    if image.mode.startswith("I"):
+        grey = np.asarray(image).astype(np.int64).clip(0, 65535)
         return Image.fromarray(((grey * 255 + 32767) // 65535).astype(np.uint8)).convert("RGB")
-    if picture.has_transparency_data:
-        white = Image.new("RGBA", picture.size, "white")
-        picture = Image.alpha_composite(white, picture.convert("RGBA"))
-    return picture.convert("RGB")
+    if image.has_transparency_data:
+        white = Image.new("RGBA", image.size, "white")
+        image = Image.alpha_composite(white, image.convert("RGBA"))
+    return image.convert("RGB")
 
 
-def _listed() -> str:
-    return ", ".join(FORMATS[:-1]) + f" or {FORMATS[-1]}"
-
-
-FIELDS = ("image", "key", "model", "iteration")
-
-
-@dataclass(frozen=True)
-class SegmentForm:
-    """What was sent: either a file, which is closed after the request, or a key."""
-
-    file: BinaryIO | None
-    key: str | None
-    model: str | None
-    iteration: int | None
-
-
-@asynccontextmanager
-async def segment_form(request: Request, limits: Limits) -> AsyncIterator[SegmentForm]:
-    """Reads the form; a file above 1 MB is on disk meanwhile, and gone afterwards."""
-    if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
-        raise HTTPException(415, "send the image as multipart/form-data, in a field called image")
-    try:
-        form = await request.form(max_files=1, max_fields=len(FIELDS), max_part_size=limits.field_bytes)
-    except HTTPException as error:
-        if error.status_code != 400:
-            raise
-        raise InputError(
-            f"the form cannot be read ({error.detail.rstrip('.')}); send one image and short fields"
-        ) from None
-    try:
-        yield _checked(form)
-    finally:
-        await form.close()
-
-
-def _checked(form: FormData) -> SegmentForm:
+def _check_form(form: FormData) -> SegmentForm:
     for name in form:
         if name not in FIELDS:
             raise InputError(f"unknown field {name[:50]!r}; {nearest(name[:50], FIELDS)}")
@@ -191,13 +186,7 @@ def _checked(form: FormData) -> SegmentForm:
     key, model, iteration = (value if isinstance(value, str) else None for value in texts.values())
     if (image is None) == (key is None):
         raise InputError("send either a file in the field image or the key of one sent before")
+    if iteration and not (iteration.isascii() and iteration.isdecimal() and len(iteration) <= 9):
+        raise InputError(f"iteration {iteration[:20]!r} is not a number; count from 0")
     file = None if image is None else image.file
-    return SegmentForm(file, key, model or None, _number(iteration))
-
-
-def _number(text: str | None) -> int | None:
-    if not text:
-        return None
-    if not text.isascii() or not text.isdecimal() or len(text) > 9:
-        raise InputError(f"iteration {text[:20]!r} is not a number; count from 0")
-    return int(text)
+    return SegmentForm(file, key, model or None, int(iteration) if iteration else None)

@@ -1,7 +1,7 @@
-"""One thread that works through a bounded queue, taking jobs that go together at once.
+"""A bounded queue with one thread that takes jobs in groups.
 
-The job that has waited longest is always next, so nobody starves; of those behind it, the ones of its group join it.
-A full queue refuses at once instead of falling behind.
+The job that has waited longest is always next, so none starves; jobs of its group behind it join it, up to the group's
+size. A full queue refuses at once instead of falling behind.
 """
 
 from __future__ import annotations
@@ -15,60 +15,46 @@ from threading import Condition, Thread
 from typing import Generic, NamedTuple, TypeVar
 
 Item = TypeVar("Item")
-Result = TypeVar("Result")
+Output = TypeVar("Output")
 
 
 class Overloaded(Exception):
-    """Too much is waiting already."""
+    """The queue is full."""
 
 
 class Group(NamedTuple):
-    """Which jobs go together, and how many of them at most."""
+    """Which jobs are done together, and how many of them at most."""
 
-    name: Hashable
-    most: int
-
-
-def alone(_: object) -> Group:
-    """Every job by itself."""
-    return Group(None, 1)
+    key: Hashable
+    max_size: int
 
 
-@dataclass(frozen=True)
-class Job(Generic[Item, Result]):
-    """What waits."""
-
-    item: Item
-    group: Group
-    future: Future[Result]
-
-
-class WorkQueue(Generic[Item, Result]):
+class WorkQueue(Generic[Item, Output]):
     """A bounded queue and the thread that serves it.
 
-    >>> queue = WorkQueue("double", lambda numbers: [2 * number for number in numbers])
+    >>> queue = WorkQueue("double", lambda items: [2 * item for item in items])
     >>> queue.submit(21).result()
     42
     >>> queue.close()
 
     Args:
         name: Of the thread.
-        work: Answers jobs that go together, in their order.
+        work: Maps the items of a group to their results, in the same order.
         waiting: How many jobs may wait.
-        group: Which jobs go together.
+        group: The group of an item. Default: each by itself.
     """
 
     def __init__(
         self,
         name: str,
-        work: Callable[[Sequence[Item]], Sequence[Result]],
+        work: Callable[[Sequence[Item]], Sequence[Output]],
         *,
         waiting: int = 64,
-        group: Callable[[Item], Group] = alone,
+        group: Callable[[Item], Group] = lambda _: Group(None, 1),
     ) -> None:
         self.name = name
-        self._work, self._most_waiting, self._group = work, waiting, group
-        self._jobs: deque[Job[Item, Result]] = deque()
+        self._work, self._max_waiting, self._group = work, waiting, group
+        self._jobs: deque[_Job[Item, Output]] = deque()
         self._changed = Condition()
         self._closed = False
         self._thread = Thread(target=self._serve, name=f"messagenet {name}", daemon=True)
@@ -77,22 +63,22 @@ class WorkQueue(Generic[Item, Result]):
     def __len__(self) -> int:
         return len(self._jobs)
 
-    def submit(self, item: Item) -> Future[Result]:
-        """Puts a job in the queue; raises `Overloaded` if it is full."""
-        job: Job[Item, Result] = Job(item, self._group(item), Future())
+    def submit(self, item: Item) -> Future[Output]:
+        """Adds a job; raises `Overloaded` if the queue is full."""
+        job: _Job[Item, Output] = _Job(item, self._group(item), Future())
         with self._changed:
-            if self._closed or len(self._jobs) >= self._most_waiting:
+            if self._closed or len(self._jobs) >= self._max_waiting:
                 raise Overloaded(self.name)
             self._jobs.append(job)
             self._changed.notify()
         return job.future
 
-    async def run(self, item: Item) -> Result:
-        """Puts a job in the queue and waits for its result; who stops waiting takes the job back."""
+    async def run(self, item: Item) -> Output:
+        """Adds a job and awaits its result; cancelling the await cancels the job."""
         return await asyncio.wrap_future(self.submit(item))
 
     def close(self) -> None:
-        """Ends the thread after its present work; jobs that still wait are cancelled."""
+        """Ends the thread after its current group; waiting jobs are cancelled."""
         with self._changed:
             self._closed = True
             for job in self._jobs:
@@ -103,30 +89,36 @@ class WorkQueue(Generic[Item, Result]):
 
     def _serve(self) -> None:
         while not self._closed:
-            self._answer(self._next())  # nothing of a job outlives its call
+            self._answer(self._next_group())  # no job is referenced after its call
 
-    def _answer(self, jobs: Sequence[Job[Item, Result]]) -> None:
-        wanted = [job for job in jobs if job.future.set_running_or_notify_cancel()]
-        if not wanted:
+    def _answer(self, jobs: Sequence[_Job[Item, Output]]) -> None:
+        running = [job for job in jobs if job.future.set_running_or_notify_cancel()]
+        if not running:
             return
         try:
-            results = self._work([job.item for job in wanted])
+            results = self._work([job.item for job in running])
         except Exception as error:
-            for job in wanted:
+            for job in running:
                 job.future.set_exception(error)
             return
-        for job, result in zip(wanted, results, strict=True):
+        for job, result in zip(running, results, strict=True):
             job.future.set_result(result)
 
-    def _next(self) -> list[Job[Item, Result]]:
-        """The job that has waited longest with those of its group; none when the queue is closed."""
+    def _next_group(self) -> list[_Job[Item, Output]]:
+        """The job that has waited longest and those of its group; none when the queue is closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._jobs or self._closed)
             if self._closed:
                 return []
-            group, taken, left = self._jobs[0].group, list[Job[Item, Result]](), deque[Job[Item, Result]]()
-            for job in self._jobs:
-                joins = not taken or (job.group == group and len(taken) < group.most)
-                (taken if joins else left).append(job)
-            self._jobs = left
-            return taken
+            group = self._jobs[0].group
+            members = [job for job in self._jobs if job.group == group][: max(1, group.max_size)]
+            taken = set(map(id, members))
+            self._jobs = deque(job for job in self._jobs if id(job) not in taken)
+            return members
+
+
+@dataclass(frozen=True, eq=False)
+class _Job(Generic[Item, Output]):
+    item: Item
+    group: Group
+    future: Future[Output]

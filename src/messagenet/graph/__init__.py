@@ -1,30 +1,37 @@
-"""What talks to what: relations and the graphs they span."""
+"""Graphs, apart from the values on them.
 
-from messagenet.graph.grid import GridGraph, Slot, Window, window
-from messagenet.graph.relations import (
-    Form,
-    Offset,
-    Relation,
-    above,
-    below,
-    four_neighbours,
-    left,
-    right,
-    surrounding,
-)
+`FactorGraph` holds variables and the scopes of factors, `GridGraph` the nodes of a feature map and the relations
+between them, `TypedGraph` factors whose types share an estimator. `builders` makes chains, trees and grids, `formats`
+reads and writes UAI and libDAI files.
+"""
+
+from messagenet.graph.builders import chain_graph, grid_factor_graph, tree_graph
+from messagenet.graph.factor_graph import FactorGraph, FactorGroup, Potentials
+from messagenet.graph.grid import GridFactorGraph, GridGraph, Slot, Window, window
+from messagenet.graph.relations import Form, Offset, Relation, above, below, four_neighbours, left, right, surrounding
+from messagenet.graph.typed import TypedGraph, batch_graphs
 
 __all__ = [
+    "FactorGraph",
+    "FactorGroup",
     "Form",
+    "GridFactorGraph",
     "GridGraph",
     "Offset",
+    "Potentials",
     "Relation",
     "Slot",
+    "TypedGraph",
     "Window",
     "above",
+    "batch_graphs",
     "below",
+    "chain_graph",
     "four_neighbours",
+    "grid_factor_graph",
     "left",
     "right",
     "surrounding",
+    "tree_graph",
     "window",
 ]

@@ -2,20 +2,21 @@
 
     P(y) = 1/Z · exp Σ_F θ_F(y_F),      θ_F = −E_F the log-potential of factor F over its scope y_F
 
-A `FactorGraph` holds scopes only. Log-potentials are plain tensors beside it, one per group of factors
-(state apart from structure, as in PGMax: Zhou et al., "PGMax: Factor graphs for discrete probabilistic
-graphical models and loopy belief propagation in JAX", JMLR 2024), so inference is a pure function of them
-and gradients flow to them. A group gathers factors of equal shape, so that work over 100,000 factors is one
-tensor operation per group:
+A `FactorGraph` holds scopes only. Log-potentials are plain tensors beside it (state apart from structure, as in
+PGMax: Zhou et al., "PGMax: Factor graphs for discrete probabilistic graphical models and loopy belief propagation
+in JAX", JMLR 2024), so inference is a pure function of them and gradients flow to them. They are given
 
-    potentials[g]:  (factors, *shape)             or  (batch, factors, *shape)
+    per factor, in the order of the scopes:   (*shape)            or  (batch, *shape)
+    or per group:                             (factors, *shape)   or  (batch, factors, *shape)
 
-where either leading axis may have size 1 to be shared by all factors (one table for every edge of a grid)
-or by all items of the batch, without ever being copied.
+A group holds the factors of equal shape, so that work over 100,000 factors is one tensor operation per group. In the
+grouped form either leading axis may have size 1, to share one table among all factors (every edge of a grid) or all
+items of the batch without a copy. Engines take both forms and answer in the one they were given.
 """
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -37,8 +38,8 @@ class FactorGroup:
 
     Attributes:
         shape: cardinality at each position of the scope; () for constants.
-        scopes: (factors, order) variable numbers, in the order of the table's axes.
-        factor_ids: (factors,) number of each factor in the order the user listed them.
+        scopes: (factors, order) variable indices, in the order of the table's axes.
+        factor_ids: (factors,) index of each factor in the user's list.
     """
 
     shape: tuple[int, ...]
@@ -77,61 +78,62 @@ class Incidence:
         return self.variables.shape[0]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, init=False)
 class FactorGraph:
     """Which variables exist, how many states each has, and which factors touch them.
 
-    >>> graph = FactorGraph.from_scopes([2, 3], [[0], [1, 0]])
+    >>> graph = FactorGraph([2, 3], [[0], [1, 0]])
     >>> [group.shape for group in graph.groups]
     [(2,), (3, 2)]
 
     Attributes:
         cardinalities: (variables,) number of states of each variable.
-        groups: factors of equal shape, gathered; `potentials` has one tensor for each.
+        groups: the factors, grouped by shape.
     """
 
     cardinalities: Tensor
     groups: tuple[FactorGroup, ...]
 
+    def __init__(self, cardinalities: Sequence[int] | Tensor, scopes: Sequence[Sequence[int]] | Tensor) -> None:
+        """Groups the factors by shape.
+
+        Args:
+            cardinalities: number of states of each variable.
+            scopes: for each factor the indices of its variables, in the order of its table's axes.
+        """
+        built = FactorGraph._build(cardinalities, _blocks_by_order(scopes))
+        object.__setattr__(self, "cardinalities", built.cardinalities)
+        object.__setattr__(self, "groups", built.groups)
+
     @classmethod
-    def from_scopes(
-        cls, cardinalities: Sequence[int] | Tensor, scopes: Sequence[Sequence[int]]
-    ) -> FactorGraph:
-        """Builds a graph from one scope (list of variable numbers) per factor."""
-        ids_by_order: dict[int, list[int]] = {}
-        for number, scope in enumerate(scopes):
-            ids_by_order.setdefault(len(scope), []).append(number)
-        blocks = [
-            (torch.tensor([list(scopes[i]) for i in ids], dtype=torch.long).reshape(len(ids), order), ids)
-            for order, ids in sorted(ids_by_order.items())
-        ]
-        return cls._build(cardinalities, [(scope, torch.tensor(ids)) for scope, ids in blocks])
+    def from_groups(cls, cardinalities: Tensor, groups: Iterable[FactorGroup]) -> FactorGraph:
+        """A graph from groups that are known to be right; nothing is checked."""
+        graph = object.__new__(FactorGraph)
+        object.__setattr__(graph, "cardinalities", cardinalities)
+        object.__setattr__(graph, "groups", tuple(groups))
+        return graph
 
     @classmethod
     def from_blocks(cls, cardinalities: Sequence[int] | Tensor, blocks: Iterable[Tensor]) -> FactorGraph:
-        """Builds a graph from (factors, order) blocks of scopes, numbering the factors in that order.
+        """Builds a graph from (factors, order) blocks of scopes; factors are listed in that order.
 
         Blocks are never merged: horizontal and vertical edges given apart may each share a table of their own.
         A block with mixed cardinalities becomes several groups.
         """
-        numbered: list[tuple[Tensor, Tensor]] = []
+        listed: list[tuple[Tensor, Tensor]] = []
         first = 0
         for block in blocks:
             scopes = torch.as_tensor(block, dtype=torch.long)
             if scopes.ndim != 2:
-                raise InputError(
-                    f"a block of scopes must be (factors, order); got shape {tuple(scopes.shape)}"
-                )
-            numbered.append((scopes, torch.arange(first, first + len(scopes))))
+                raise InputError(f"a block of scopes must be (factors, order); got shape {tuple(scopes.shape)}")
+            listed.append((scopes, torch.arange(first, first + len(scopes))))
             first += len(scopes)
-        return cls._build(cardinalities, numbered)
+        return cls._build(cardinalities, listed)
 
     @classmethod
-    def _build(
-        cls, cardinalities: Sequence[int] | Tensor, blocks: Sequence[tuple[Tensor, Tensor]]
-    ) -> FactorGraph:
-        states = torch.as_tensor(cardinalities, dtype=torch.long).cpu()
-        if states.ndim != 1 or len(states) == 0:
+    def _build(cls, cardinalities: Sequence[int] | Tensor, blocks: Sequence[tuple[Tensor, Tensor]]) -> FactorGraph:
+        states = _integers(cardinalities)
+        if states is None or states.ndim != 1 or len(states) == 0:
             raise InputError("a factor graph needs at least one variable: give a list of cardinalities")
         wrong = ((states < 1) | (states > MAX_STATES)).nonzero()
         if len(wrong):
@@ -146,7 +148,7 @@ class FactorGraph:
             for index, shape in enumerate(shapes.tolist()):
                 rows = torch.from_numpy(np.flatnonzero(member.reshape(-1) == index))
                 groups.append(FactorGroup(tuple(shape), scopes[rows].contiguous(), ids[rows]))
-        return cls(states, tuple(groups))
+        return cls.from_groups(states, groups)
 
     @property
     def num_variables(self) -> int:
@@ -185,85 +187,156 @@ class FactorGraph:
         device = self.cardinalities.device
         variables = torch.cat(columns) if columns else torch.zeros(0, dtype=torch.long, device=device)
         counts = torch.bincount(variables, minlength=self.num_variables)
-        return Incidence(
-            variables, tuple(starts), torch.argsort(variables, stable=True), counts.cumsum(0) - counts
-        )
+        return Incidence(variables, tuple(starts), torch.argsort(variables, stable=True), counts.cumsum(0) - counts)
 
     def to(self, device: torch.device | str) -> FactorGraph:
         """The same graph with its index tensors on another device."""
         groups = (FactorGroup(g.shape, g.scopes.to(device), g.factor_ids.to(device)) for g in self.groups)
-        return FactorGraph(self.cardinalities.to(device), tuple(groups))
+        return FactorGraph.from_groups(self.cardinalities.to(device), groups)
 
     def scopes(self) -> list[tuple[int, ...]]:
-        """The scope of every factor, in the order the user listed them."""
+        """The scope of every factor, in the user's order."""
         scopes: list[tuple[int, ...]] = [()] * self.num_factors
         for group in self.groups:
-            for number, scope in zip(group.factor_ids.tolist(), group.scopes.tolist(), strict=True):
-                scopes[number] = tuple(scope)
+            for index, scope in zip(group.factor_ids.tolist(), group.scopes.tolist(), strict=True):
+                scopes[index] = tuple(scope)
         return scopes
 
-    def pack(self, tables: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Gathers one log-potential table per factor into one tensor per group.
+    def is_per_factor(self, potentials: Potentials) -> bool:
+        """Whether potentials are one table per factor, rather than one tensor per group.
 
-        >>> graph = FactorGraph.from_scopes([2, 3], [[0], [1, 0]])
+        Both are possible only where every group holds one factor and every tensor is (1, *shape): these are read as
+        groups without a batch. `pack` makes groups of tables with a batch of one.
+        """
+        if len(potentials) != self.num_factors:
+            return False
+        return len(potentials) != len(self.groups) or not all(
+            table.ndim in (group.order + 1, group.order + 2) and table.shape[table.ndim - group.order - 1] == 1
+            for group, table in zip(self.groups, map(torch.as_tensor, potentials), strict=True)
+        )
+
+    def as_groups(self, potentials: Potentials) -> Potentials:
+        """Potentials of either form as one tensor per group."""
+        return self.pack(potentials) if self.is_per_factor(potentials) else potentials
+
+    def pack(self, tables: Potentials) -> tuple[Tensor, ...]:
+        """Stacks one log-potential table per factor into one tensor per group.
+
+        >>> graph = FactorGraph([2, 3], [[0], [1, 0]])
         >>> [tuple(p.shape) for p in graph.pack([torch.zeros(2), torch.zeros(3, 2)])]
         [(1, 2), (1, 3, 2)]
+
+        Args:
+            tables: (*shape) or (batch, *shape) for each factor; a batch of size 1 is shared.
         """
         if len(tables) != self.num_factors:
             raise InputError(f"the graph has {self.num_factors} factors but {len(tables)} tables were given")
+        each = [torch.as_tensor(table) for table in tables]
+        check_dtypes(each)
         packed = []
         for group in self.groups:
             ids = group.factor_ids.tolist()
-            for number in ids:
-                if tuple(tables[number].shape[-group.order :] if group.order else ()) != group.shape:
+            for index in ids:
+                shape = tuple(each[index].shape)
+                if shape[len(shape) - group.order :] != group.shape or len(shape) > group.order + 1:
                     raise InputError(
-                        f"factor {number}: its table is {tuple(tables[number].shape)}, its scope needs {group.shape}"
+                        f"factor {index}: its table is {shape}, its scope needs {group.shape}, with at most one "
+                        "batch axis before"
                     )
-            packed.append(torch.stack([tables[number] for number in ids], dim=-1 - group.order))
+            together = _same_batch([each[index] for index in ids], group.order)
+            packed.append(torch.stack(together, dim=-1 - group.order))
         return tuple(packed)
 
     def unpack(self, potentials: Potentials) -> list[Tensor]:
-        """One table per factor, in the order the user listed them: the inverse of `pack`."""
+        """One table per factor, in the user's order: the inverse of `pack`."""
         tables = [torch.empty(0)] * self.num_factors
         for group, potential in zip(self.groups, potentials, strict=True):
             axis = potential.ndim - 1 - group.order
             sizes = list(potential.shape)
             sizes[axis] = len(group)
             members = potential.expand(sizes).unbind(axis)
-            for number, table in zip(group.factor_ids.tolist(), members, strict=True):
-                tables[number] = table
+            for index, table in zip(group.factor_ids.tolist(), members, strict=True):
+                tables[index] = table
         return tables
 
     def score(self, potentials: Potentials, states: Tensor) -> Tensor:
-        """Σ_F θ_F(y_F) = −E(y): the unnormalised log-probability of whole assignments.
+        """Σ_F θ_F(y_F) = −E(y): the unnormalised log-probability of whole assignments, summed in float64.
 
         Args:
-            potentials: one tensor per group.
+            potentials: one table per factor, or one tensor per group.
             states: (variables,) or (batch, variables) state of every variable.
         """
-        total = torch.zeros((), dtype=potentials[0].dtype if potentials else None, device=states.device)
-        for group, potential in zip(self.groups, potentials, strict=True):
+        grouped = self.as_groups(potentials)
+        total = torch.zeros((), dtype=torch.float64, device=states.device)
+        for group, potential in zip(self.groups, grouped, strict=True):
             index = states.new_zeros(*states.shape[:-1], len(group))  # (*batch, F)
             for position, size in enumerate(group.shape):
                 index = index * size + states[..., group.scopes[:, position]]
             flat = potential.flatten(potential.ndim - group.order) if group.order else potential[..., None]
             batch = torch.broadcast_shapes(flat.shape[:-2], index.shape[:-1])
             flat = flat.expand(*batch, len(group), flat.shape[-1])
-            total = total + flat.gather(-1, index.expand(*batch, len(group))[..., None])[..., 0].sum(-1)
-        return total
+            entries = flat.gather(-1, index.expand(*batch, len(group))[..., None])[..., 0]
+            total = total + entries.sum(-1, dtype=torch.float64)
+        return total.to(grouped[0].dtype if grouped else torch.get_default_dtype())
+
+
+def _integers(values: object) -> Tensor | None:
+    """A tensor of whole numbers on the CPU; None for anything else."""
+    try:
+        tensor = torch.as_tensor(values)
+    except (TypeError, ValueError, RuntimeError):
+        return None
+    whole = tensor.numel() == 0 or not (tensor.is_floating_point() or tensor.is_complex())
+    return tensor.long().cpu() if whole else None
+
+
+def _blocks_by_order(scopes: Sequence[Sequence[int]] | Tensor) -> list[tuple[Tensor, Tensor]]:
+    """Scopes of equal order as one (factors, order) tensor, with the indices of their factors."""
+    listed = scopes.tolist() if isinstance(scopes, (Tensor, np.ndarray)) else scopes
+    by_order: dict[int, tuple[list[list[int]], list[int]]] = {}
+    for index, scope in enumerate(listed):
+        try:
+            variables = [operator.index(variable) for variable in scope]
+        except TypeError:
+            raise InputError(
+                f"factor {index}: its scope is {scope!r}; list the indices of its variables, such as [0, 1]"
+            ) from None
+        members, ids = by_order.setdefault(len(variables), ([], []))
+        members.append(variables)
+        ids.append(index)
+    return [
+        (torch.tensor(members, dtype=torch.long).reshape(len(ids), order), torch.tensor(ids))
+        for order, (members, ids) in sorted(by_order.items())
+    ]
+
+
+def check_dtypes(tables: Sequence[Tensor]) -> None:
+    """Refuses log-potentials of several dtypes, or of one that is not floating point."""
+    dtypes = {table.dtype for table in tables}
+    if len(dtypes) > 1 or not all(dtype.is_floating_point for dtype in dtypes):
+        raise InputError(f"potentials must have one floating-point dtype; got {sorted(map(str, dtypes))}")
+
+
+def _same_batch(tables: list[Tensor], order: int) -> list[Tensor]:
+    """Tables of one group with the same leading axes, ready to be stacked."""
+    if all(table.ndim == order for table in tables):
+        return tables
+    batched = [table if table.ndim > order else table[None] for table in tables]
+    sizes = {len(table) for table in batched}
+    if len(sizes - {1}) > 1:
+        raise InputError(f"potentials have different batch sizes {sorted(sizes)}; use one size, or 1 to share")
+    return [table.expand(max(sizes), *table.shape[1:]) for table in batched]
 
 
 def _check_scopes(scopes: Tensor, ids: Tensor, num_variables: int) -> None:
     if scopes.shape[1] > MAX_ORDER:
-        raise InputError(
-            f"factor {int(ids[0])} touches {scopes.shape[1]} variables; at most {MAX_ORDER} can be used"
-        )
+        raise InputError(f"factor {int(ids[0])} touches {scopes.shape[1]} variables; at most {MAX_ORDER} can be used")
     outside = ((scopes < 0) | (scopes >= num_variables)).nonzero()
     if len(outside):
         row, position = outside[0].tolist()
         raise InputError(
             f"factor {int(ids[row])}: variable {int(scopes[row, position])} does not exist; "
-            f"variables are numbered 0 to {num_variables - 1}"
+            f"variables are 0 to {num_variables - 1}"
         )
     ordered = scopes.sort(dim=1).values
     repeated = (ordered[:, 1:] == ordered[:, :-1]).nonzero()

@@ -1,34 +1,29 @@
-"""The files of the UAI inference competitions: models, evidence and results.
+"""Model, evidence and result files of the UAI inference competitions, and libDAI's `.fg` models.
 
-A model file lists MARKOV or BAYES, the number of variables, their cardinalities, the number of factors, one
-scope per factor, and one table per factor: its number of entries, then the entries, the LAST variable of the
-scope varying fastest. Entries are potentials, not logarithms. In a BAYES file the last variable of each scope
-is the child whose distribution given the others the table holds.
+A UAI model lists MARKOV or BAYES, the number of variables, their cardinalities, the number of factors, one scope per
+factor, and one table per factor: its number of entries, then the entries, the LAST variable of the scope varying
+fastest. Entries are potentials, not logarithms. In a BAYES file the last variable of each scope is the child whose
+distribution given the others the table holds. Format: https://uaicompetition.github.io/uci-2022/file-formats/
 
-Evidence: the number of observed variables, then a variable and its state for each (optionally preceded by
-"1", the number of samples). Results: `PR` log10 Z, `MAR` the marginals, `MAP` the most probable state.
-Format: https://uaicompetition.github.io/uci-2022/file-formats/
+Evidence is the number of observed variables, then a variable and its state for each (optionally preceded by "1", the
+number of samples). Results are
 
-libDAI's `.fg` files (Mooij, "libDAI: a free and open source C++ library for discrete approximate inference",
-JMLR 2010).
+    PR                      MAR                                     MAP
+    log10 Z                 n  K_0 p p ..  K_1 p p p ..  ..         n  y_0 y_1 ..
 
-The number of factors, then for each: how many variables, their labels, their cardinalities, how many entries
-are not zero, and those entries as index and value, where the FIRST listed variable varies fastest. `#` starts
-a comment. Variables are numbered by their labels; a label that no factor uses is a variable with one state.
-
-The result files of the UAI inference competitions: `PR`, `MAR` and `MAP`.
-
-PR                      MAR                                     MAP
-log10 Z                 n  K_0 p p ..  K_1 p p p ..  ..         n  y_0 y_1 ..
+A `.fg` file (Mooij, "libDAI: a free and open source C++ library for discrete approximate inference", JMLR 2010) lists
+the number of factors, then for each: how many variables, their labels, their cardinalities, how many entries are not
+zero, and those entries as index and value, the FIRST listed variable varying fastest. `#` starts a comment. Variables
+are indexed by their labels; a label that no factor uses is a variable with one state.
 """
 
 from __future__ import annotations
 
 import graphlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -36,12 +31,11 @@ from torch import Tensor
 from messagenet.errors import InputError, nearest
 from messagenet.graph.factor_graph import MAX_ORDER, MAX_STATES, FactorGraph, Potentials
 
-Network = Literal["MARKOV", "BAYES"]
-NETWORKS: tuple[Network, ...] = ("MARKOV", "BAYES")
+UaiKind = Literal["MARKOV", "BAYES"]
 
 
 class Tokens:
-    """Words of a text one after another, which knows the line of the word it fails on."""
+    """The words of a text one after another; errors name the line."""
 
     def __init__(self, text: str, name: str, comment: str | None = None) -> None:
         lines = text.splitlines()
@@ -60,9 +54,9 @@ class Tokens:
     def error(self, problem: str, position: int | None = None) -> InputError:
         """An error naming the file and the line of a word (by default the last one read)."""
         left = self._next - 1 if position is None else position
-        for number, words in enumerate(self._words, start=1):
+        for line, words in enumerate(self._words, start=1):
             if left < len(words):
-                return InputError(f"{self._name}, line {number}: {problem}")
+                return InputError(f"{self._name}, line {line}: {problem}")
             left -= len(words)
         return InputError(f"{self._name}, line {max(1, len(self._words))}: {problem}")
 
@@ -73,15 +67,15 @@ class Tokens:
         self._next += 1
         return self._flat[self._next - 1]
 
-    def integer(self, what: str, least: int = 0, below: int | None = None) -> int:
+    def integer(self, what: str, minimum: int = 0, below: int | None = None) -> int:
         """The next word as a whole number within bounds."""
         word = self.word(what)
         try:
             value = int(word)
         except ValueError:
             raise self.error(f'{what} should be a whole number, not "{word}"') from None
-        if value < least or (below is not None and value >= below):
-            bounds = f"at least {least}" if below is None else f"from {least} to {below - 1}"
+        if value < minimum or (below is not None and value >= below):
+            bounds = f"at least {minimum}" if below is None else f"from {minimum} to {below - 1}"
             raise self.error(f"{what} is {value}; it must be {bounds}")
         return value
 
@@ -104,7 +98,7 @@ class Tokens:
 
 
 def read_text(path: str | Path) -> str:
-    """The text of a file, or an error that says why not."""
+    """The text of a file."""
     try:
         return Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -124,58 +118,53 @@ def parse_uai(text: str, name: str = "model") -> tuple[FactorGraph, tuple[Tensor
     [[[1.0, 2.0], [3.0, 4.0]]]
     """
     tokens = Tokens(text, name)
-    network = tokens.word("MARKOV or BAYES")
-    if network not in NETWORKS:
-        raise tokens.error(f'"{network}" is not a kind of network; {nearest(network, NETWORKS)}')
-    count = tokens.integer("the number of variables", least=1)
+    kind = tokens.word("MARKOV or BAYES")
+    if kind not in get_args(UaiKind):
+        raise tokens.error(f'"{kind}" is not a kind of network; {nearest(kind, get_args(UaiKind))}')
+    count = tokens.integer("the number of variables", minimum=1)
     cardinalities = [
-        tokens.integer(f"the cardinality of variable {v}", least=1, below=MAX_STATES + 1)
-        for v in range(count)
+        tokens.integer(f"the cardinality of variable {v}", minimum=1, below=MAX_STATES + 1) for v in range(count)
     ]
-    scopes = [_scope(tokens, number, count) for number in range(tokens.integer("the number of factors"))]
+    scopes = [_scope(tokens, factor, count) for factor in range(tokens.integer("the number of factors"))]
     tables = []
-    for number, scope in enumerate(scopes):
+    for index, scope in enumerate(scopes):
         shape = [cardinalities[variable] for variable in scope]
-        size = tokens.integer(f"the number of entries of factor {number}", least=1)
+        size = tokens.integer(f"the number of entries of factor {index}", minimum=1)
         if size != math.prod(shape):
-            raise tokens.error(f"factor {number} says {size} entries; its scope needs {math.prod(shape)}")
-        entries = [tokens.potential(f"factor {number}") for _ in range(size)]
+            raise tokens.error(f"factor {index} says {size} entries; its scope needs {math.prod(shape)}")
+        entries = [tokens.potential(f"factor {index}") for _ in range(size)]
         tables.append(torch.tensor(entries, dtype=torch.float64).reshape(shape).log())
     tokens.finish()
-    if network == "BAYES":
+    if kind == "BAYES":
         check_bayes(scopes, count, name)
-    graph = FactorGraph.from_scopes(cardinalities, scopes)
+    graph = FactorGraph(cardinalities, scopes)
     return graph, graph.pack(tables)
 
 
-def _scope(tokens: Tokens, number: int, count: int) -> list[int]:
-    order = tokens.integer(f"the order of factor {number}", below=MAX_ORDER + 1)
-    scope = [tokens.integer(f"a variable of factor {number}", below=count) for _ in range(order)]
+def _scope(tokens: Tokens, factor: int, count: int, order_name: str = "the order") -> list[int]:
+    order = tokens.integer(f"{order_name} of factor {factor}", below=MAX_ORDER + 1)
+    scope = [tokens.integer(f"a variable of factor {factor}", below=count) for _ in range(order)]
     repeated = {variable for variable in scope if scope.count(variable) > 1}
     if repeated:
-        raise tokens.error(f"the scope of factor {number} repeats variable {min(repeated)}; list it once")
+        raise tokens.error(f"the scope of factor {factor} repeats variable {min(repeated)}; list it once")
     return scope
 
 
 def check_bayes(scopes: Sequence[Sequence[int]], count: int, name: str) -> None:
     """Refuses what is not a directed acyclic graph with one table for each variable."""
     parents: dict[int, Sequence[int]] = {}
-    for number, scope in enumerate(scopes):
+    for index, scope in enumerate(scopes):
         if not scope:
-            raise InputError(
-                f"{name}: factor {number} of a BAYES network has no child; give it a scope or use MARKOV"
-            )
+            raise InputError(f"{name}: factor {index} of a BAYES network has no child; give it a scope or use MARKOV")
         if scope[-1] in parents:
             raise InputError(
-                f"{name}: factor {number} is a second table for variable {scope[-1]}, the last of its scope; "
+                f"{name}: factor {index} is a second table for variable {scope[-1]}, the last of its scope; "
                 "a BAYES network has one for each, otherwise write MARKOV"
             )
         parents[scope[-1]] = scope[:-1]
     missing = set(range(count)) - parents.keys()
     if missing:
-        raise InputError(
-            f"{name}: no factor has variable {min(missing)} last in its scope, as BAYES needs; use MARKOV"
-        )
+        raise InputError(f"{name}: no factor has variable {min(missing)} last in its scope, as BAYES needs; use MARKOV")
     try:
         graphlib.TopologicalSorter(parents).prepare()
     except graphlib.CycleError as error:
@@ -184,7 +173,7 @@ def check_bayes(scopes: Sequence[Sequence[int]], count: int, name: str) -> None:
         ) from None
 
 
-def format_uai(graph: FactorGraph, potentials: Potentials, network: Network = "MARKOV") -> str:
+def format_uai(graph: FactorGraph, potentials: Potentials, kind: UaiKind = "MARKOV") -> str:
     """A model file with 15 significant digits (unbatched potentials only).
 
     >>> graph, potentials = parse_uai("MARKOV 1 2 1 1 0 2 1 3")
@@ -201,14 +190,9 @@ def format_uai(graph: FactorGraph, potentials: Potentials, network: Network = "M
     if any(p.ndim != 1 + group.order for group, p in zip(graph.groups, potentials, strict=True)):
         raise InputError("a UAI file holds one model: take one item of the batch")
     scopes = graph.scopes()
-    if network == "BAYES":
+    if kind == "BAYES":
         check_bayes(scopes, graph.num_variables, "this graph")
-    lines = [
-        network,
-        str(graph.num_variables),
-        " ".join(map(str, graph.cardinalities.tolist())),
-        str(len(scopes)),
-    ]
+    lines = [kind, str(graph.num_variables), " ".join(map(str, graph.cardinalities.tolist())), str(len(scopes))]
     lines += [" ".join(map(str, (len(scope), *scope))) for scope in scopes]
     for table in graph.unpack(potentials):
         entries = table.detach().double().exp().flatten().tolist()
@@ -216,11 +200,9 @@ def format_uai(graph: FactorGraph, potentials: Potentials, network: Network = "M
     return "\n".join(lines) + "\n"
 
 
-def write_uai(
-    path: str | Path, graph: FactorGraph, potentials: Potentials, network: Network = "MARKOV"
-) -> None:
+def write_uai(path: str | Path, graph: FactorGraph, potentials: Potentials, kind: UaiKind = "MARKOV") -> None:
     """Writes a model file."""
-    Path(path).write_text(format_uai(graph, potentials, network), encoding="utf-8")
+    Path(path).write_text(format_uai(graph, potentials, kind), encoding="utf-8")
 
 
 def read_evidence(path: str | Path, graph: FactorGraph) -> dict[int, int]:
@@ -231,7 +213,7 @@ def read_evidence(path: str | Path, graph: FactorGraph) -> dict[int, int]:
 def parse_evidence(text: str, graph: FactorGraph, name: str = "evidence") -> dict[int, int]:
     """The text of an evidence file as {variable: state}.
 
-    >>> graph = FactorGraph.from_scopes([2, 3], [[0, 1]])
+    >>> graph = FactorGraph([2, 3], [[0, 1]])
     >>> parse_evidence("1  1 2", graph), parse_evidence("0", graph), parse_evidence("1  1  1 2", graph)
     ({1: 2}, {}, {1: 2})
     """
@@ -250,16 +232,6 @@ def parse_evidence(text: str, graph: FactorGraph, name: str = "evidence") -> dic
         if evidence.setdefault(variable, state) != state:
             raise tokens.error(f"variable {variable} is observed in two states")
     return evidence
-
-
-def format_evidence(evidence: Mapping[int, int]) -> str:
-    """An evidence file.
-
-    >>> format_evidence({3: 1, 5: 0})
-    '2 3 1 5 0\\n'
-    """
-    words = [str(len(evidence)), *(f"{variable} {state}" for variable, state in evidence.items())]
-    return " ".join(words) + "\n"
 
 
 # A file lists only entries that are not zero and labels that occur, so a short one could ask for any amount.
@@ -283,43 +255,34 @@ def parse_fg(text: str, name: str = "model") -> tuple[FactorGraph, tuple[Tensor,
     states: dict[int, int] = {}
     scopes: list[list[int]] = []
     tables: list[Tensor] = []
-    for number in range(tokens.integer("the number of factors", least=1)):
-        order = tokens.integer(f"the number of variables of factor {number}", below=MAX_ORDER + 1)
-        scope = [tokens.integer(f"a variable of factor {number}", below=MAX_LABEL + 1) for _ in range(order)]
-        repeated = {variable for variable in scope if scope.count(variable) > 1}
-        if repeated:
-            raise tokens.error(f"the scope of factor {number} repeats variable {min(repeated)}; list it once")
-        shape = [
-            tokens.integer(f"a cardinality of factor {number}", least=1, below=MAX_STATES + 1)
-            for _ in range(order)
-        ]
+    for index in range(tokens.integer("the number of factors", minimum=1)):
+        scope = _scope(tokens, index, MAX_LABEL + 1, "the number of variables")
+        shape = [tokens.integer(f"a cardinality of factor {index}", minimum=1, below=MAX_STATES + 1) for _ in scope]
         for variable, size in zip(scope, shape, strict=True):
             if states.setdefault(variable, size) != size:
                 raise tokens.error(
-                    f"factor {number} gives variable {variable} {size} states, an earlier one {states[variable]}"
+                    f"factor {index} gives variable {variable} {size} states, an earlier one {states[variable]}"
                 )
         scopes.append(scope)
-        tables.append(_table(tokens, number, shape))
+        tables.append(_table(tokens, index, shape))
     tokens.finish()
     count = 1 + max(states, default=0)
-    graph = FactorGraph.from_scopes([states.get(variable, 1) for variable in range(count)], scopes)
+    graph = FactorGraph([states.get(variable, 1) for variable in range(count)], scopes)
     return graph, graph.pack(tables)
 
 
-def _table(tokens: Tokens, number: int, shape: list[int]) -> Tensor:
+def _table(tokens: Tokens, factor: int, shape: list[int]) -> Tensor:
     size = math.prod(shape)
     if size > MAX_ENTRIES:
-        raise tokens.error(
-            f"factor {number} has a table of more than the {MAX_ENTRIES} entries that can be read"
-        )
+        raise tokens.error(f"factor {factor} has a table of more than the {MAX_ENTRIES} entries that can be read")
     values = [0.0] * size
     seen: set[int] = set()
-    for _ in range(tokens.integer(f"the number of entries of factor {number}", below=size + 1)):
-        index = tokens.integer(f"an index of factor {number}", below=size)
+    for _ in range(tokens.integer(f"the number of entries of factor {factor}", below=size + 1)):
+        index = tokens.integer(f"an index of factor {factor}", below=size)
         if index in seen:
-            raise tokens.error(f"factor {number} gives entry {index} twice")
+            raise tokens.error(f"factor {factor} gives entry {index} twice")
         seen.add(index)
-        values[index] = tokens.potential(f"factor {number}")
+        values[index] = tokens.potential(f"factor {factor}")
     table = torch.tensor(values, dtype=torch.float64).log().reshape(shape[::-1])
     return table.permute(list(reversed(range(len(shape)))))
 
@@ -336,7 +299,7 @@ def format_pr(log_z: float) -> str:
 def format_mar(graph: FactorGraph, marginals: Tensor) -> str:
     """All marginals, from (variables, max_cardinality) probabilities.
 
-    >>> format_mar(FactorGraph.from_scopes([2], [[0]]), torch.tensor([[0.25, 0.75]]))
+    >>> format_mar(FactorGraph([2], [[0]]), torch.tensor([[0.25, 0.75]]))
     'MAR\\n1 2 0.25 0.75\\n'
     """
     words = [str(graph.num_variables)]
@@ -352,39 +315,3 @@ def format_map(states: Tensor) -> str:
     'MAP\\n3 1 0 2\\n'
     """
     return "MAP\n" + " ".join(map(str, (len(states), *states.tolist()))) + "\n"
-
-
-def _open(path: str | Path, kind: str) -> Tokens:
-    tokens = Tokens(read_text(path), Path(path).name)
-    found = tokens.word(kind)
-    if found != kind:
-        raise tokens.error(f'expected a {kind} result, found "{found}"')
-    return tokens
-
-
-def read_pr(path: str | Path) -> float:
-    """log10 Z."""
-    tokens = _open(path, "PR")
-    word = tokens.word("log10 Z")
-    try:
-        return float(word)
-    except ValueError:
-        raise tokens.error(f'log10 Z should be a number, not "{word}"') from None
-
-
-def read_mar(path: str | Path) -> list[list[float]]:
-    """The marginals of each variable."""
-    tokens = _open(path, "MAR")
-    count = tokens.integer("the number of variables", least=1)
-    marginals: list[list[float]] = []
-    for variable in range(count):
-        size = tokens.integer(f"the states of variable {variable}", least=1)
-        marginals.append([tokens.potential(f"variable {variable}") for _ in range(size)])
-    return marginals
-
-
-def read_map(path: str | Path) -> Tensor:
-    """(variables,) the joint state."""
-    tokens = _open(path, "MAP")
-    count = tokens.integer("the number of variables", least=1)
-    return torch.tensor([tokens.integer(f"the state of variable {v}") for v in range(count)])

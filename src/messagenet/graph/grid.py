@@ -5,26 +5,23 @@ factor joins two nodes and sends one message to each, so slots come in pairs:
 
     rev(r, o, p) = (r', −o, p + o),       rev ∘ rev = identity,
 
-where r' = r for a symmetric relation (surrounding ↔ itself) and its mirror image otherwise (above ↔ below).
-The cavity of a message needs exactly this map: what q tells p must leave out what p told q.
+where r' = r for a symmetric relation (surrounding ↔ itself) and its mirror image otherwise (above ↔ below). The cavity
+of a message needs exactly this map: the message from q to p must leave out the message from p to q. A relation without
+its mirror in the graph has factors that send one way only; so has a box factor, which sends to the node it belongs to.
+They have no reverse slot.
 
-A relation without its mirror in the graph has factors that send one way only; so has a box factor, which
-sends to the node it belongs to. They have no reverse slot, and nothing to leave out.
-
-The factor graph of a grid: a `FactorGraph` that remembers where its variables lie.
-
-Variables are the nodes, rows first; every node has a unary factor, and every pair (p, p + o) of a *block* a pairwise
-one, its table's axes being y_p and y_{p+o}. All pairs of a block are one window of the map and its shifted copy:
+`GridFactorGraph` is the factor graph of a grid, a `FactorGraph` with the positions of its variables. Variables are the
+nodes, rows first; every node has a unary factor, and every pair (p, p + o) of a *block* a pairwise one, its table's
+axes being y_p and y_{p+o}. All pairs of a block are one window of the map and its shifted copy:
 
     first  = { p : p and p + o inside the map },      second = first + o
 
-so an engine reaches neighbours by slicing instead of looking them up. To everything else this is a factor graph
-like any other; `to_factor_graph` forgets the windows, and no answer changes.
+so an engine reaches neighbours by slicing instead of indexing. `to_factor_graph` drops the windows; no answer changes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -32,14 +29,14 @@ import torch
 from torch import Tensor
 
 from messagenet.errors import InputError
-from messagenet.graph.factor_graph import FactorGraph, FactorGroup
+from messagenet.graph.factor_graph import MAX_STATES, FactorGraph, FactorGroup
 from messagenet.graph.relations import Offset, Relation
 
 Node = tuple[int, int]
 
 
 class Slot(NamedTuple):
-    """One directed message: to `receiver`, through relation number `relation`, from `receiver + offset`."""
+    """One directed message: to `receiver`, through the relation of index `relation`, from `receiver + offset`."""
 
     relation: int
     offset: Offset
@@ -76,7 +73,7 @@ def window(size: Sequence[int], offset: Offset) -> Window | None:
 
 
 def mirrors(relations: Sequence[Relation]) -> tuple[int | None, ...]:
-    """For each relation, the number of the relation that holds its reverse slots, if there is one.
+    """For each relation, the index of the relation that holds its reverse slots, if there is one.
 
     Relations are matched by definition, first come first served, so that `mirrors` is an involution.
 
@@ -110,7 +107,7 @@ class GridGraph:
         relations: Which neighbours send messages.
         offsets: The ordered offsets of each relation on this map.
         mirrors: For each relation, the relation of its reverse slots; None where its factors send one way.
-        reverse_offsets: For each relation, where −o stands in its mirror's list, for every o in its own list.
+        reverse_offsets: For each relation, the index of −o in its mirror's list, for every o in its own list.
     """
 
     height: int
@@ -129,10 +126,10 @@ class GridGraph:
             if names.count(name) > 1:
                 raise InputError(f"two relations are called {name!r}; give one another name with name=…")
         offsets = tuple(relation.offsets_on(self.height, self.width) for relation in self.relations)
-        places = [{offset: i for i, offset in enumerate(each)} for each in offsets]
+        positions = [{offset: i for i, offset in enumerate(each)} for each in offsets]
         matched = mirrors(self.relations)
         reverse = (
-            None if mirror is None else tuple(places[mirror][-dy, -dx] for dy, dx in each)
+            None if mirror is None else tuple(positions[mirror][-dy, -dx] for dy, dx in each)
             for mirror, each in zip(matched, offsets, strict=True)
         )
         object.__setattr__(self, "offsets", offsets)
@@ -194,7 +191,7 @@ class EdgeBlock:
 
 @dataclass(frozen=True, eq=False)
 class GridFactorGraph(FactorGraph):
-    """A factor graph on a grid; `messagenet.graph.builders.from_grid` makes it.
+    """A factor graph on a grid; made by `from_grid`.
 
     The first group of factors are the unaries, then comes one group for each block.
 
@@ -206,6 +203,39 @@ class GridFactorGraph(FactorGraph):
     grid: GridGraph
     blocks: tuple[EdgeBlock, ...]
 
+    @classmethod
+    def from_grid(cls, grid: GridGraph, num_classes: int) -> GridFactorGraph:
+        """One unary factor per node and one pairwise factor per unordered pair of each relation.
+
+        A potential belongs to both of its ends and sends a message to each, so that each pair appears once:
+
+        - o and −o in one relation are the same pairs: those with o > (0, 0) stay, the second node to the right of
+          the first or below it;
+        - a relation whose mirror image came before it (`below` after `above`) adds no pairs;
+        - a relation without its mirror image still has factors that send both ways: a table has no direction, unlike a
+          learned message. Its offsets stay as listed, the first node being the receiver.
+
+        Different relations may connect the same two nodes by a factor each. Offsets that leave the map have no
+        pairs and no block.
+
+        >>> from messagenet.graph import above, below, four_neighbours
+        >>> grid = GridGraph(3, 4, (four_neighbours(), above(cells=1), below(cells=1)))
+        >>> graph = GridFactorGraph.from_grid(grid, num_classes=2)
+        >>> [(block.relation, block.offset, len(block)) for block in graph.blocks]
+        [('four_neighbours', (0, 1), 9), ('four_neighbours', (1, 0), 8), ('above', (-1, 0), 8)]
+        """
+        if not 1 <= num_classes <= MAX_STATES:
+            raise InputError(f"num_classes is {num_classes}; every node needs from 1 to {MAX_STATES} states")
+        nodes = torch.arange(grid.nodes).view(grid.height, grid.width)
+        blocks = tuple(_edge_blocks(grid, num_classes))
+        groups = [FactorGroup((num_classes,), torch.arange(grid.nodes)[:, None], torch.arange(grid.nodes))]
+        first = grid.nodes
+        for block in blocks:
+            scopes = torch.stack([nodes[block.first].flatten(), nodes[block.second].flatten()], 1)
+            groups.append(FactorGroup((num_classes,) * 2, scopes, torch.arange(first, first + len(block))))
+            first += len(block)
+        return cls(torch.full((grid.nodes,), num_classes), tuple(groups), grid, blocks)
+
     @property
     def num_classes(self) -> int:
         """K, the states of every variable."""
@@ -213,7 +243,7 @@ class GridFactorGraph(FactorGraph):
 
     def to_factor_graph(self) -> FactorGraph:
         """The same factors as index lists."""
-        return FactorGraph(self.cardinalities, self.groups)
+        return FactorGraph.from_groups(self.cardinalities, self.groups)
 
     def to(self, device: torch.device | str) -> GridFactorGraph:
         """The same graph with its index tensors on another device."""
@@ -224,8 +254,7 @@ class GridFactorGraph(FactorGraph):
         """Maps of log-potentials as an engine takes them; nothing is copied.
 
         >>> from messagenet.graph import GridGraph, four_neighbours
-        >>> from messagenet.graph.builders import from_grid
-        >>> graph = from_grid(GridGraph(4, 5, (four_neighbours(),)), num_classes=3)
+        >>> graph = GridFactorGraph.from_grid(GridGraph(4, 5, (four_neighbours(),)), num_classes=3)
         >>> per_pair = torch.zeros(*graph.blocks[1].shape, 3, 3)
         >>> [tuple(p.shape) for p in graph.potentials(torch.zeros(2, 3, 4, 5), [torch.eye(3), per_pair])]
         [(2, 20, 3), (1, 3, 3), (15, 3, 3)]
@@ -277,3 +306,20 @@ class GridFactorGraph(FactorGraph):
                 f"values of shape {tuple(values.shape)} are not one row for each of the {self.num_variables} nodes"
             )
         return values.reshape(*values.shape[:-1], *size)
+
+
+def _edge_blocks(grid: GridGraph, num_classes: int) -> Iterator[EdgeBlock]:
+    for index, (relation, offsets) in enumerate(zip(grid.relations, grid.offsets, strict=True)):
+        if relation.form == "box":
+            raise InputError(
+                f"relation {relation.name!r} has box factors, whose tables would have {num_classes}^"
+                f'{len(offsets) + 1} entries; make it form="pairwise", or learn its messages (MessagePassing)'
+            )
+        mirror = grid.mirrors[index]
+        if mirror is not None and mirror < index:
+            continue
+        for dy, dx in offsets:
+            repeated = (dy, dx) < (0, 0) and (-dy, -dx) in offsets
+            pairs = None if repeated else window((grid.height, grid.width), (dy, dx))
+            if pairs is not None:
+                yield EdgeBlock(relation.name, (dy, dx), pairs.receivers[1:], pairs.senders[1:])

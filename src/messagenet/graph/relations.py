@@ -16,9 +16,7 @@ A relation is carried by factors of one of two forms:
     box        one high-order factor per node over its whole box: one message reaches a node, made from the
                average of the senders' features; the cost does not depend on the size of the box
 
-Relations as one word: how configuration files and the command line write them.
-
-    [name=]shape[:size][:form]
+Configuration files and the command line write a relation as one word, [name=]shape[:size][:form]:
 
     surrounding                 the paper's range, 0.4 of the short edge of the feature map
     above:0.25                  another fraction of it
@@ -35,21 +33,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from messagenet.errors import InputError, nearest
 
 Offset = tuple[int, int]
 Form = Literal["pairwise", "box"]
 
-_MIRROR = {
-    "surrounding": "surrounding",
-    "above": "below",
-    "below": "above",
-    "left": "right",
-    "right": "left",
-}
-_FORMS = ("pairwise", "box")
+_MIRROR = {"surrounding": "surrounding", "above": "below", "below": "above", "left": "right", "right": "left"}
 DEFAULT_FRACTION = 0.4
 
 
@@ -86,9 +77,9 @@ class Relation:
                 f"relation name {self.name!r} cannot be used: take a word of letters, digits and "
                 'underscores other than "unary"'
             )
-        if self.form not in _FORMS:
+        if self.form not in get_args(Form):
             raise InputError(
-                f"relation {self.name!r}: unknown form {self.form!r}; {nearest(self.form, _FORMS)}"
+                f"relation {self.name!r}: unknown form {self.form!r}; {nearest(self.form, get_args(Form))}"
             )
         if self.shape == "offsets":
             object.__setattr__(self, "offsets", _checked_offsets(self.name, self.offsets or ()))
@@ -100,22 +91,16 @@ class Relation:
     def _check_shape(self) -> None:
         if self.shape not in _MIRROR:
             choices = [*_MIRROR, "offsets"]
-            raise InputError(
-                f"relation {self.name!r}: unknown shape {self.shape!r}; {nearest(self.shape, choices)}"
-            )
+            raise InputError(f"relation {self.name!r}: unknown shape {self.shape!r}; {nearest(self.shape, choices)}")
         if self.offsets is not None or (self.fraction is None) == (self.cells is None):
             raise InputError(
                 f"relation {self.name!r}: give its size either as a fraction of the short edge, such as 0.4, "
                 "or in cells, such as cells=13"
             )
         if isinstance(self.fraction, bool) or not isinstance(self.fraction, (int, float, type(None))):
-            raise InputError(
-                f"relation {self.name!r}: its fraction is {self.fraction!r}; give a number such as 0.4"
-            )
+            raise InputError(f"relation {self.name!r}: its fraction is {self.fraction!r}; give a number such as 0.4")
         if isinstance(self.cells, bool) or not isinstance(self.cells, (int, type(None))):
-            raise InputError(
-                f"relation {self.name!r}: cells is {self.cells!r}; give a whole number such as 13"
-            )
+            raise InputError(f"relation {self.name!r}: cells is {self.cells!r}; give a whole number such as 13")
         if self.fraction is not None and not 0 < self.fraction <= 2:
             raise InputError(
                 f"relation {self.name!r} would have no offsets or too many: its fraction of the short "
@@ -173,6 +158,63 @@ class Relation:
         return {key: value for key, value in asdict(self).items() if value is not None}
 
     @classmethod
+    def from_setting(cls, given: str | Mapping[str, Any]) -> Relation:
+        """The relation that a word, or a mapping of `Relation`'s settings, describes.
+
+        >>> Relation.from_setting("above:0.25").fraction
+        0.25
+        >>> Relation.from_setting("near=surrounding:3cells:box")
+        Relation(name='near', shape='surrounding', fraction=None, cells=3, offsets=None, form='box')
+        >>> Relation.from_setting("abve:0.4")
+        Traceback (most recent call last):
+        messagenet.errors.InputError: relation "abve:0.4" has the shape "abve": did you mean "above"?
+        """
+        if isinstance(given, Mapping):
+            try:
+                return cls.from_dict(dict(given))
+            except (TypeError, ValueError) as error:
+                if isinstance(error, InputError):
+                    raise
+                raise InputError(
+                    f"relation {dict(given)} is incomplete or misshapen; give a name and either shape and size, or "
+                    "offsets such as [[-1, 0], [1, 0]]"
+                ) from error
+        if not isinstance(given, str):
+            raise InputError(f"relation {given!r} is neither a word nor settings; write it as surrounding:0.4")
+        name, equals, rest = given.rpartition("=")
+        shape, *parts = (part.strip() for part in rest.split(":"))
+        if shape not in SHAPES:
+            raise InputError(f'relation "{given}" has the shape "{shape}": {nearest(shape, SHAPES)}')
+        form = parts.pop() if parts and parts[-1] in get_args(Form) else "pairwise"
+        if len(parts) == 2 and parts[-1] not in get_args(Form):
+            raise InputError(f'relation "{given}" has the form "{parts[-1]}": {nearest(parts[-1], get_args(Form))}')
+        if len(parts) > 1:
+            raise InputError(f'relation "{given}" has too many parts; write shape:size:form, as surrounding:0.4:box')
+        values: dict[str, Any] = {"name": name.strip() if equals else shape, "form": form}
+        if shape == "four_neighbours":
+            if parts:
+                raise InputError(f'relation "{given}" has a size; four_neighbours takes none')
+            return cls.from_dict(values | {"offsets": four_neighbours().offsets})
+        return cls.from_dict(values | {"shape": shape} | _size(given, parts[0] if parts else None))
+
+    def to_setting(self) -> str | dict[str, Any]:
+        """The shortest form that `from_setting` reads back.
+
+        >>> Relation.from_setting("surrounding:0.4:pairwise").to_setting()
+        'surrounding:0.4'
+        """
+        form = "" if self.form == "pairwise" else f":{self.form}"
+        if self.offsets is not None:
+            if self.offsets != four_neighbours().offsets:
+                return self.to_dict() | {"offsets": [list(offset) for offset in self.offsets]}
+            shape, size = "four_neighbours", ""
+        else:
+            shape = self.shape
+            size = f":{self.fraction!r}" if self.cells is None else f":{self.cells}{CELLS}"
+        name = "" if self.name == shape else f"{self.name}="
+        return f"{name}{shape}{size}{form}"
+
+    @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Relation:
         """Reads what `to_dict` wrote; an unknown key is an error that names the nearest one."""
         known = set(cls.__dataclass_fields__)
@@ -186,9 +228,7 @@ class Relation:
 def _checked_offsets(name: str, offsets: Iterable[Offset]) -> tuple[Offset, ...]:
     checked = tuple(tuple(offset) for offset in offsets)
     if not all(len(offset) == 2 and all(type(step) is int for step in offset) for offset in checked):
-        raise InputError(
-            f"relation {name!r}: every offset must be two whole numbers (dy, dx), such as (-1, 0)"
-        )
+        raise InputError(f"relation {name!r}: every offset must be two whole numbers (dy, dx), such as (-1, 0)")
     if not checked:
         raise InputError(f"relation {name!r} has no offsets: give at least one (dy, dx), such as (-1, 0)")
     if (0, 0) in checked:
@@ -205,11 +245,7 @@ def _sized(shape: str, fraction: float | None, cells: int | None, form: Form, na
 
 
 def surrounding(
-    fraction: float | None = None,
-    *,
-    cells: int | None = None,
-    form: Form = "pairwise",
-    name: str | None = None,
+    fraction: float | None = None, *, cells: int | None = None, form: Form = "pairwise", name: str | None = None
 ) -> Relation:
     """Every node in a square box around the receiver, the receiver excluded.
 
@@ -222,11 +258,7 @@ def surrounding(
 
 
 def above(
-    fraction: float | None = None,
-    *,
-    cells: int | None = None,
-    form: Form = "pairwise",
-    name: str | None = None,
+    fraction: float | None = None, *, cells: int | None = None, form: Form = "pairwise", name: str | None = None
 ) -> Relation:
     """Every node in a box that stands on top of the receiver.
 
@@ -237,33 +269,21 @@ def above(
 
 
 def below(
-    fraction: float | None = None,
-    *,
-    cells: int | None = None,
-    form: Form = "pairwise",
-    name: str | None = None,
+    fraction: float | None = None, *, cells: int | None = None, form: Form = "pairwise", name: str | None = None
 ) -> Relation:
     """Every node in a box that hangs under the receiver: the mirror image of `above`."""
     return _sized("below", fraction, cells, form, name)
 
 
 def left(
-    fraction: float | None = None,
-    *,
-    cells: int | None = None,
-    form: Form = "pairwise",
-    name: str | None = None,
+    fraction: float | None = None, *, cells: int | None = None, form: Form = "pairwise", name: str | None = None
 ) -> Relation:
     """Every node in a box to the left of the receiver."""
     return _sized("left", fraction, cells, form, name)
 
 
 def right(
-    fraction: float | None = None,
-    *,
-    cells: int | None = None,
-    form: Form = "pairwise",
-    name: str | None = None,
+    fraction: float | None = None, *, cells: int | None = None, form: Form = "pairwise", name: str | None = None
 ) -> Relation:
     """Every node in a box to the right of the receiver: the mirror image of `left`."""
     return _sized("right", fraction, cells, form, name)
@@ -278,71 +298,11 @@ def four_neighbours(*, form: Form = "pairwise", name: str = "four_neighbours") -
     return Relation(name, offsets=((-1, 0), (0, -1), (0, 1), (1, 0)), form=form)
 
 
+PAPER_RELATIONS = (surrounding(0.4), above(0.4), below(0.4))
+"""The relations of Lin, Shen, Reid, van den Hengel (NIPS 2015)."""
+
 SHAPES = ("surrounding", "above", "below", "left", "right", "four_neighbours")
-FORMS = ("pairwise", "box")
 CELLS = "cells"
-
-
-def parse_relation(given: str | Mapping[str, Any]) -> Relation:
-    """The relation that a word, or a mapping of `Relation`'s settings, describes.
-
-    >>> parse_relation("above:0.25").fraction
-    0.25
-    >>> parse_relation("near=surrounding:3cells:box")
-    Relation(name='near', shape='surrounding', fraction=None, cells=3, offsets=None, form='box')
-    >>> parse_relation("abve:0.4")
-    Traceback (most recent call last):
-    messagenet.errors.InputError: relation "abve:0.4" has the shape "abve": did you mean "above"?
-    """
-    if not isinstance(given, str):
-        return _from_mapping(given)
-    name, equals, rest = given.rpartition("=")
-    shape, *parts = (part.strip() for part in rest.split(":"))
-    if shape not in SHAPES:
-        raise InputError(f'relation "{given}" has the shape "{shape}": {nearest(shape, SHAPES)}')
-    form = parts.pop() if parts and parts[-1] in FORMS else "pairwise"
-    if len(parts) == 2 and parts[-1] not in FORMS:
-        raise InputError(f'relation "{given}" has the form "{parts[-1]}": {nearest(parts[-1], FORMS)}')
-    if len(parts) > 1:
-        raise InputError(
-            f'relation "{given}" has too many parts; write shape:size:form, as surrounding:0.4:box'
-        )
-    values: dict[str, Any] = {"name": name.strip() if equals else shape, "form": form}
-    if shape == "four_neighbours":
-        if parts:
-            raise InputError(f'relation "{given}" has a size; four_neighbours takes none')
-        return Relation.from_dict(values | {"offsets": four_neighbours().offsets})
-    return Relation.from_dict(values | {"shape": shape} | _size(given, parts[0] if parts else None))
-
-
-def relation_text(relation: Relation) -> str | dict[str, Any]:
-    """The shortest form that `parse_relation` reads back.
-
-    >>> relation_text(parse_relation("surrounding:0.4:pairwise"))
-    'surrounding:0.4'
-    """
-    form = "" if relation.form == "pairwise" else f":{relation.form}"
-    if relation.offsets is not None:
-        if relation.offsets != four_neighbours().offsets:
-            return relation.to_dict() | {"offsets": [list(offset) for offset in relation.offsets]}
-        shape, size = "four_neighbours", ""
-    else:
-        shape = relation.shape
-        size = f":{relation.fraction!r}" if relation.cells is None else f":{relation.cells}{CELLS}"
-    name = "" if relation.name == shape else f"{relation.name}="
-    return f"{name}{shape}{size}{form}"
-
-
-def _from_mapping(given: Mapping[str, Any]) -> Relation:
-    try:
-        return Relation.from_dict(dict(given))
-    except (TypeError, ValueError) as error:
-        if isinstance(error, InputError):
-            raise
-        raise InputError(
-            f"relation {dict(given)} is incomplete or misshapen; give a name and either shape and size, or offsets "
-            "such as [[-1, 0], [1, 0]]"
-        ) from error
 
 
 def _size(given: str, size: str | None) -> dict[str, Any]:

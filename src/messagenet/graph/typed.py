@@ -1,23 +1,21 @@
-"""Graphs whose factors and variables have types: what learned messages are passed over.
+"""Graphs whose factors and variables have types: the structure that learned messages are passed over.
 
-All factors of one type share their estimators, as the edges of one relation do on a grid: every word of a
-sentence is tied to the next by a factor of type "next", every check of a code to its bits by one of type "parity".
+All factors of one type share their estimators, as the edges of one relation do on a grid: every word of a sentence is
+connected to the next by a factor of type "next", every check of a code to its bits by one of type "parity".
 
     TypedGraph.build(5, {"next": [[0, 1], [1, 2]], "triple": [[0, 2, 4]]})
 
-The unary factor of every variable is always there and is not listed. A factor's variables stand in a fixed
-order, its *positions*. Several graphs are joined into one, side by side and without a link between them
-(`batch_graphs`), so that a batch of graphs of any shapes is a graph again.
+The unary factor of every variable is always there and is not listed. A factor's variables stand in a fixed order, its
+*positions*. Several graphs are joined into one, side by side and without a link between them (`batch_graphs`), so that
+a batch of graphs of any shapes is a graph again.
 
-Message slots: one for every (factor, position) that is sent a message, in the order that makes sums fast.
-
-The slot of factor F and position i carries β_{F→p}, p the variable at that position. Slots that one estimator
-serves lie together and are sorted by receiver, so that the messages of a variable are neighbours in memory and
-their sum is a sum over a segment. For each slot the layout knows
+A *message slot* is a (factor, position) that receives a message: the slot of factor F and position i carries β_{F→p}, p
+the variable at that position. Slots of one estimator lie together and are sorted by receiver, so that the messages of a
+variable are neighbours in memory and their sum is a sum over a segment. A `MessageIndex` holds for each slot
 
     receivers   p
     senders     the other variables of F, in the order of their positions
-    reverse     the slots of F's messages to those senders, −1 where it sends them none: what a cavity leaves out
+    reverse     the slots of F's messages to those senders, −1 where it sends none: a cavity leaves them out
 """
 
 from __future__ import annotations
@@ -35,7 +33,7 @@ from messagenet.graph.factor_graph import FactorGraph
 
 @dataclass(frozen=True, eq=False)
 class Slots:
-    """Slots of one estimator and one factor order; rows `first` to `first + len` of the type's messages.
+    """Slots of one estimator and one factor order: rows `first` to `first + len` of the type's messages.
 
     Attributes:
         first: Row of the first slot.
@@ -43,9 +41,9 @@ class Slots:
         block: Which of the type's blocks of factors they belong to.
         receivers: (slots,) variables, ascending.
         senders: (slots, order − 1) variables.
-        reverse: (slots, order − 1) rows, −1 where the factor sends that variable nothing.
-        factors: (slots,) number of the factor in the user's list.
-        origin: (slots,) position · factors of the block + place of the factor in it.
+        reverse: (slots, order − 1) rows, −1 where the factor sends that variable no message.
+        factors: (slots,) index of the factor in the user's list.
+        origin: (slots,) position · factors of the block + index of the factor in it.
     """
 
     first: int
@@ -72,14 +70,14 @@ class Slots:
 
 
 @dataclass(frozen=True, eq=False)
-class Layout:
+class MessageIndex:
     """Every slot of a factor type.
 
     Attributes:
         slots: Parts that have one estimator and one order, one after another.
         receivers: (rows,) the variable that each message of the type goes to.
         counts: For each estimator, (variables,) how many messages each variable gets from it.
-        row_of: For each block, (factors, order) the row of every (factor, position), −1 where nothing is sent.
+        row_of: For each block, (factors, order) the row of every (factor, position), −1 where no message is sent.
     """
 
     slots: tuple[Slots, ...]
@@ -91,30 +89,30 @@ class Layout:
         return len(self.receivers)
 
 
-def lay_out(
+def index_messages(
     blocks: Sequence[tuple[Tensor, Tensor]],
     num_variables: int,
     *,
     ordered: bool,
     sends_to: tuple[int, ...] | None = None,
-) -> Layout:
-    """Lays out the messages of one factor type.
+) -> MessageIndex:
+    """The message slots of one factor type.
 
     Args:
-        blocks: (factors, order) scopes with the factors' numbers, (factors,).
+        blocks: (factors, order) scopes with the factors' ids, (factors,).
         num_variables: Number of variables of the graph.
         ordered: One estimator per receiving position, or one for all.
-        sends_to: The positions that are sent messages; None for all.
+        sends_to: The positions that receive messages; None for all.
 
-    >>> layout = lay_out([(torch.tensor([[1, 0], [0, 2]]), torch.arange(2))], 3, ordered=False)
-    >>> (part,) = layout.slots
+    >>> index = index_messages([(torch.tensor([[1, 0], [0, 2]]), torch.arange(2))], 3, ordered=False)
+    >>> (part,) = index.slots
     >>> part.receivers.tolist(), part.senders[:, 0].tolist(), part.reverse[:, 0].tolist()
     ([0, 0, 1, 2], [2, 1, 0, 0], [3, 2, 1, 0])
     """
     parts: list[Slots] = []
     row_of: list[Tensor] = []
     first = 0
-    for block, (scopes, numbers) in enumerate(blocks):
+    for block, (scopes, factor_ids) in enumerate(blocks):
         count, order = scopes.shape
         positions = tuple(range(order)) if sends_to is None else sends_to
         others = torch.tensor([[j for j in range(order) if j != i] for i in range(order)])
@@ -125,22 +123,22 @@ def lay_out(
             receivers = torch.cat([scopes[:, i] for i in group])
             origin = torch.cat([torch.arange(i * count, (i + 1) * count) for i in group]).to(scopes.device)
             origin = origin[receivers.argsort(stable=True)]
-            place, factor = origin // max(count, 1), origin % max(count, 1)
-            rows[factor, place] = torch.arange(first, first + len(origin), device=scopes.device)
+            position, factor = origin // max(count, 1), origin % max(count, 1)
+            rows[factor, position] = torch.arange(first, first + len(origin), device=scopes.device)
             own.append((first, origin))
             first += len(origin)
         for estimator, (start, origin) in enumerate(own):
-            place, factor = origin // max(count, 1), origin % max(count, 1)
-            sending = others[place]  # (slots, order − 1)
+            position, factor = origin // max(count, 1), origin % max(count, 1)
+            sending = others[position]  # (slots, order − 1)
             parts.append(
                 Slots(
                     start,
                     estimator,
                     block,
-                    receivers=scopes[factor, place],
+                    receivers=scopes[factor, position],
                     senders=scopes[factor[:, None], sending],
                     reverse=rows[factor[:, None], sending],
-                    factors=numbers[factor],
+                    factors=factor_ids[factor],
                     origin=origin,
                 )
             )
@@ -148,31 +146,30 @@ def lay_out(
     estimators = 1 + max((part.estimator for part in parts), default=-1)
     counts = tuple(
         torch.bincount(
-            torch.cat([part.receivers for part in parts if part.estimator == number]),
-            minlength=num_variables,
+            torch.cat([part.receivers for part in parts if part.estimator == estimator]), minlength=num_variables
         )
-        for number in range(estimators)
+        for estimator in range(estimators)
     )
     if len(parts) == 1:
-        return Layout(tuple(parts), parts[0].receivers, counts, tuple(row_of))
+        return MessageIndex(tuple(parts), parts[0].receivers, counts, tuple(row_of))
     receivers = torch.cat([part.receivers for part in parts]) if parts else torch.zeros(0, dtype=torch.long)
-    return Layout(tuple(parts), receivers, counts, tuple(row_of))
+    return MessageIndex(tuple(parts), receivers, counts, tuple(row_of))
 
 
 Scopes = Tensor | Sequence[Sequence[int]]
-Numbers = Tensor | Sequence[int]
+Indices = Tensor | Sequence[int]
 
 
 class FactorBlock(NamedTuple):
     """Factors of one type and one order.
 
     Attributes:
-        scopes: (factors, order) variable numbers by position.
-        numbers: (factors,) where each stands in the user's list of the type.
+        scopes: (factors, order) variable indices by position.
+        factor_ids: (factors,) index of each factor in the user's list of the type.
     """
 
     scopes: Tensor
-    numbers: Tensor
+    factor_ids: Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -184,7 +181,7 @@ class TypedGraph:
     (4, 3, {'next': 2})
 
     Attributes:
-        sizes: Number of variables of each of the joined graphs; one number for a single graph.
+        sizes: Number of variables of each of the joined graphs; a single entry for one graph.
         factors: For each type, its factors in blocks of equal order.
         type_names: Names of the variables' types; empty if there is only one.
         variable_types: (variables,) which of them each variable has; None if there is only one.
@@ -194,21 +191,18 @@ class TypedGraph:
     factors: Mapping[str, tuple[FactorBlock, ...]]
     type_names: tuple[str, ...] = ()
     variable_types: Tensor | None = None
-    _layouts: dict[object, Layout] = field(default_factory=dict, init=False, repr=False)
+    _message_indices: dict[object, MessageIndex] = field(default_factory=dict, init=False, repr=False)
 
     @classmethod
     def build(
-        cls,
-        num_variables: int,
-        factors: Mapping[str, Scopes],
-        variable_types: Mapping[str, Numbers] | None = None,
+        cls, num_variables: int, factors: Mapping[str, Scopes], variable_types: Mapping[str, Indices] | None = None
     ) -> TypedGraph:
         """A graph from the scopes of each factor type.
 
         Args:
-            num_variables: How many variables there are, numbered from 0; those without factors are welcome.
+            num_variables: How many variables there are, indexed from 0; some may have no factor.
             factors: For each type a (factors, order) tensor, or a list of scopes of any orders.
-            variable_types: For each type of variable the numbers of those that have it, if there are several.
+            variable_types: For each type of variable the indices of those that have it, if there are several.
         """
         if type(num_variables) is not int or num_variables < 0:
             raise InputError(f"num_variables is {num_variables!r}; give the number of variables")
@@ -219,14 +213,14 @@ class TypedGraph:
 
     @classmethod
     def from_factor_graph(cls, graph: FactorGraph, names: Sequence[str] | None = None) -> TypedGraph:
-        """The structure of a factor graph; its unary factors and constants are not taken over.
+        """The structure of a factor graph without its unary factors and constants.
 
         Args:
             graph: The factor graph. Variables of several cardinalities become types "states_2", "states_3", …
             names: The type of each factor, in the order the factors were listed. Without names a factor is
                 called by its order, "order_2", or by its cardinalities, "states_2_3", where these differ.
 
-        >>> typed = TypedGraph.from_factor_graph(FactorGraph.from_scopes([2, 2, 2], [[0], [0, 1], [2, 1, 0]]))
+        >>> typed = TypedGraph.from_factor_graph(FactorGraph([2, 2, 2], [[0], [0, 1], [2, 1, 0]]))
         >>> typed.orders
         {'order_2': 2, 'order_3': 3}
         """
@@ -238,8 +232,8 @@ class TypedGraph:
             if group.order < 2:
                 continue
             own = f"order_{group.order}" if len(states) == 1 else "_".join(map(str, ("states", *group.shape)))
-            for number, scope in zip(group.factor_ids.tolist(), group.scopes.tolist(), strict=True):
-                scopes.setdefault(own if names is None else names[number], []).append((number, scope))
+            for factor, scope in zip(group.factor_ids.tolist(), group.scopes.tolist(), strict=True):
+                scopes.setdefault(own if names is None else names[factor], []).append((factor, scope))
         listed = {name: [scope for _, scope in sorted(members)] for name, members in scopes.items()}
         kinds = {f"states_{k}": (graph.cardinalities == k).nonzero()[:, 0] for k in states}
         return cls.build(graph.num_variables, listed, kinds if len(states) > 1 else None)
@@ -260,15 +254,15 @@ class TypedGraph:
 
     def num_factors(self, name: str) -> int:
         """Number of factors of a type; 0 for a type that is not there."""
-        return sum(len(block.numbers) for block in self.factors.get(name, ()))
+        return sum(len(block.factor_ids) for block in self.factors.get(name, ()))
 
-    def layout(self, name: str, *, ordered: bool, sends_to: tuple[int, ...] | None) -> Layout:
-        """The messages of a factor type, laid out once and kept; see `lay_out`."""
+    def message_index(self, name: str, *, ordered: bool, sends_to: tuple[int, ...] | None) -> MessageIndex:
+        """The message slots of a factor type, computed once; see `index_messages`."""
         key = (name, ordered, sends_to)
-        if key not in self._layouts:
+        if key not in self._message_indices:
             blocks = self.factors.get(name, ())
-            self._layouts[key] = lay_out(blocks, self.num_variables, ordered=ordered, sends_to=sends_to)
-        return self._layouts[key]
+            self._message_indices[key] = index_messages(blocks, self.num_variables, ordered=ordered, sends_to=sends_to)
+        return self._message_indices[key]
 
     def split(self, values: Tensor) -> list[Tensor]:
         """Values of all variables, (variables, …), as one tensor for each of the joined graphs."""
@@ -277,7 +271,7 @@ class TypedGraph:
     def to(self, device: torch.device | str) -> TypedGraph:
         """The same graph with its index tensors on another device."""
         factors = {
-            name: tuple(FactorBlock(block.scopes.to(device), block.numbers.to(device)) for block in blocks)
+            name: tuple(FactorBlock(block.scopes.to(device), block.factor_ids.to(device)) for block in blocks)
             for name, blocks in self.factors.items()
         }
         types = None if self.variable_types is None else self.variable_types.to(device)
@@ -305,21 +299,18 @@ def batch_graphs(graphs: Sequence[TypedGraph]) -> TypedGraph:
     for graph in graphs:
         for name, blocks in graph.factors.items():
             start = seen.setdefault(name, 0)
-            for scopes, numbers in blocks:
-                moved = FactorBlock(scopes + first, numbers + start)
+            for scopes, factor_ids in blocks:
+                moved = FactorBlock(scopes + first, factor_ids + start)
                 parts.setdefault((name, scopes.shape[1]), []).append(moved)
             seen[name] += graph.num_factors(name)
         first += graph.num_variables
     factors: dict[str, tuple[FactorBlock, ...]] = dict.fromkeys(seen, ())
     for (name, _), members in sorted(parts.items(), key=lambda item: item[0]):
-        joined = FactorBlock(torch.cat([m.scopes for m in members]), torch.cat([m.numbers for m in members]))
+        joined = FactorBlock(torch.cat([m.scopes for m in members]), torch.cat([m.factor_ids for m in members]))
         factors[name] += (joined,)
     types = [graph.variable_types for graph in graphs if graph.variable_types is not None]
     return TypedGraph(
-        tuple(size for graph in graphs for size in graph.sizes),
-        factors,
-        names,
-        torch.cat(types) if types else None,
+        tuple(size for graph in graphs for size in graph.sizes), factors, names, torch.cat(types) if types else None
     )
 
 
@@ -327,20 +318,17 @@ def _blocks(name: str, scopes: Scopes, num_variables: int) -> tuple[FactorBlock,
     """The factors of a type by order, checked."""
     if isinstance(scopes, Tensor):
         if scopes.ndim != 2:
-            raise InputError(
-                f"factors {name!r}: scopes have shape {tuple(scopes.shape)}; give (factors, order)"
-            )
+            raise InputError(f"factors {name!r}: scopes have shape {tuple(scopes.shape)}; give (factors, order)")
         blocks = [FactorBlock(scopes.long(), torch.arange(len(scopes), device=scopes.device))]
     else:
-        numbers: dict[int, list[int]] = {}
-        for number, scope in enumerate(scopes):
-            numbers.setdefault(len(scope), []).append(number)
+        by_order: dict[int, list[int]] = {}
+        for index, scope in enumerate(scopes):
+            by_order.setdefault(len(scope), []).append(index)
         blocks = [
             FactorBlock(
-                torch.tensor([list(scopes[i]) for i in own], dtype=torch.long).reshape(-1, order),
-                torch.tensor(own),
+                torch.tensor([list(scopes[i]) for i in own], dtype=torch.long).reshape(-1, order), torch.tensor(own)
             )
-            for order, own in sorted(numbers.items())
+            for order, own in sorted(by_order.items())
         ]
     for block in blocks:
         _check(name, block, num_variables)
@@ -348,17 +336,17 @@ def _blocks(name: str, scopes: Scopes, num_variables: int) -> tuple[FactorBlock,
 
 
 def _check(name: str, block: FactorBlock, num_variables: int) -> None:
-    scopes, numbers = block
+    scopes, factor_ids = block
     if scopes.shape[1] < 2:
         raise InputError(
-            f"factors {name!r}: factor {int(numbers[0]) if len(numbers) else 0} has order {scopes.shape[1]}; list "
-            "factors of order 2 or more only, every variable has its unary factor anyway"
+            f"factors {name!r}: factor {int(factor_ids[0]) if len(factor_ids) else 0} has order {scopes.shape[1]}; "
+            "list factors of order 2 or more only, every variable has its unary factor anyway"
         )
     outside = ((scopes < 0) | (scopes >= num_variables)).nonzero()
     if len(outside):
         row, position = outside[0].tolist()
         raise InputError(
-            f"factors {name!r}: factor {int(numbers[row])} names variable {int(scopes[row, position])}; "
+            f"factors {name!r}: factor {int(factor_ids[row])} names variable {int(scopes[row, position])}; "
             f"there are {num_variables}, numbered from 0"
         )
     ordered = scopes.sort(dim=1).values
@@ -366,16 +354,16 @@ def _check(name: str, block: FactorBlock, num_variables: int) -> None:
     if len(repeated):
         row, position = repeated[0].tolist()
         raise InputError(
-            f"factors {name!r}: factor {int(numbers[row])} repeats variable {int(ordered[row, position])}; "
+            f"factors {name!r}: factor {int(factor_ids[row])} repeats variable {int(ordered[row, position])}; "
             "list it once"
         )
 
 
-def _codes(variable_types: Mapping[str, Numbers], num_variables: int) -> Tensor:
-    """(variables,) the number of each variable's type."""
+def _codes(variable_types: Mapping[str, Indices], num_variables: int) -> Tensor:
+    """(variables,) the index of each variable's type."""
     codes = torch.full((num_variables,), -1)
-    for code, (name, numbers) in enumerate(variable_types.items()):
-        own = torch.as_tensor(numbers, dtype=torch.long)
+    for code, (name, indices) in enumerate(variable_types.items()):
+        own = torch.as_tensor(indices, dtype=torch.long)
         if len(own) and not 0 <= int(own.min()) <= int(own.max()) < num_variables:
             raise InputError(
                 f"variable type {name!r} names a variable outside 0 to {num_variables - 1}; correct its list"

@@ -2,16 +2,9 @@ r"""Loopy belief propagation: sum-product, max-product and everything between.
 
     temperature 1: marginals;  0: max-marginals and the most probable state;  T: those of P(y)^{1/T}
 
-Exact on trees; on loopy graphs a fixed point is a stationary point of the Bethe free energy (Yedidia, Freeman
-& Weiss 2005; Kschischang, Frey & Loeliger, "Factor graphs and the sum-product algorithm", 2001). The
-equations are in `network`, the orders of updating in `schedule`. On a `GridFactorGraph` neighbours are windows of a
-map, and where potentials allow messages are passed without logarithms (`linear_grid`): same answers, less time.
-
-Weighted message passing: belief propagation and its tree-reweighted form are one set of equations.
-
-Give each factor F a weight ρ_F (1: belief propagation; the probability of appearing in a random spanning
-tree: tree-reweighted, Wainwright, Jaakkola & Willsky, "A new class of upper bounds on the log partition
-function", IEEE Trans. Information Theory 2005). With B_p the belief and n_{p→F} the message to a factor,
+Give each factor F a weight ρ_F: 1 for belief propagation, the probability of appearing in a random spanning tree for
+the tree-reweighted form (Wainwright, Jaakkola & Willsky, "A new class of upper bounds on the log partition function",
+IEEE Trans. Information Theory 2005). With B_p the belief and n_{p→F} the message to a factor,
 
     B_p      = θ_p + Σ_F ρ_F β_{F→p}                       P(y_p) ∝ exp B_p
     n_{p→F}  = B_p − β_{F→p}
@@ -19,17 +12,19 @@ function", IEEE Trans. Information Theory 2005). With B_p the belief and n_{p→
     log Z    ≈ Σ_F ρ_F log Z_F + Σ_p (1 − Σ_{F∋p} ρ_F) log Z_p
     Z_F      = Σ_{y_F} exp[ θ_F / ρ_F + Σ_p n_{p→F} ],     Z_p = Σ_{y_p} exp B_p
 
-At a fixed point the last expression is the (reweighted) Bethe free energy; it is stationary in the messages
-(Yedidia, Freeman & Weiss, "Constructing free-energy approximations", 2005), so its gradient in θ is the
-factor marginals. It never meets 0·log 0, and adding a constant to a message leaves it unchanged.
+Belief propagation is exact on trees (Kschischang, Frey & Loeliger, "Factor graphs and the sum-product algorithm",
+2001). On loopy graphs a fixed point is a stationary point of the (reweighted) Bethe free energy, which is the last
+expression (Yedidia, Freeman & Weiss, "Constructing free-energy approximations", 2005). It is stationary in the
+messages, so its gradient in θ is the factor marginals; it never meets 0·log 0, and adding a constant to a message
+leaves it unchanged.
 
-In which order messages are renewed.
+The schedule is the order of the updates:
 
-- **synchronous** ("flooding"): all from the previous iteration's. On a grid without zeros and within range this is
-  `linear_grid`, the same messages without a logarithm.
-- **sequential**: factor after factor in their listed order, then back, each using the newest messages. Factors
-  that share no variable with an earlier one still waiting can go together without changing the outcome, so
-  the order is cut into waves; a wave is one tensor operation per group. Waves are index lists on grids, too.
+- **synchronous** ("flooding"): all messages from those of the previous iteration. On a `GridFactorGraph` without zeros
+  and within range, `grid_propagation` computes the same messages without a logarithm.
+- **sequential**: factor after factor in the user's order, then back, each from the newest messages. A factor waits only
+  for earlier ones that share a variable with it, so the order is cut into waves, and a wave is one tensor operation per
+  group. Waves are index lists on grids, too.
 - **residual**: all candidates are computed, those that would change most are accepted, the rest wait (Elidan,
   McGraw & Koller, "Residual belief propagation", UAI 2006; accepting a fraction at once: Van der Merwe, Joseph
   & Gopalakrishnan, "Message scheduling for performant, many-core belief propagation", HPEC 2019).
@@ -38,7 +33,7 @@ In which order messages are renewed.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -46,23 +41,16 @@ from torch import Tensor
 
 from messagenet.errors import InputError
 from messagenet.graph.factor_graph import FactorGraph, Potentials
-from messagenet.inference.engine import (
-    Outcome,
-    PassingSettings,
-    Problem,
-    Progress,
-    Result,
-    Schedule,
-    align,
-    iterate,
-)
+from messagenet.inference.engine import PassingSettings, Problem, Propagation, Result, Trace, align, iterate
+from messagenet.inference.evidence import observe
 from messagenet.inference.factors import FactorTable, by_position, collect, gather, num_rows, widen
 from messagenet.inference.grid_propagation import LinearGrid
 from messagenet.inference.log_math import INF, change, log_normalise, logsumexp, subtract
+from messagenet.settings import register
 
 
 @dataclass(frozen=True, eq=False)
-class Network:
+class Propagator:
     """A problem ready for message passing. Messages are (rows, batch, max_cardinality), 0 beyond the states.
 
     Attributes:
@@ -80,7 +68,7 @@ class Network:
     maximise: bool
 
     @classmethod
-    def build(cls, problem: Problem, *, maximise: bool, factor_weights: Tensor | None = None) -> Network:
+    def build(cls, problem: Problem, *, maximise: bool, factor_weights: Tensor | None = None) -> Propagator:
         """Prepares the tables, given ρ_F for each factor in the user's order."""
         tables: list[FactorTable | None] = []
         rows: list[Tensor] = []
@@ -97,7 +85,7 @@ class Network:
         return cls(problem, problem.unary(), tuple(tables), row_weights, maximise)
 
     def initial_messages(self) -> Tensor:
-        """All zero: every state equally likely."""
+        """Zeros: every state equally likely."""
         return self.unary.new_zeros(num_rows(self.problem.graph), *self.unary.shape[1:])
 
     def as_messages(self, given: Tensor) -> Tensor:
@@ -111,7 +99,7 @@ class Network:
             )
         possible = torch.isfinite(given) | ((given == -INF) & self.problem.has_zeros)
         if not bool(possible.all()):
-            raise InputError("messages to begin with must be finite; leave them out to begin with zeros")
+            raise InputError("initial messages must be finite; leave them out to start with zeros")
         return given.detach().reshape(-1, rows, states).movedim(0, 1).to(expected)
 
     def weigh(self, rows: Tensor) -> Tensor:
@@ -127,30 +115,22 @@ class Network:
         return self.cavity(gather(beliefs, self.problem.graph), messages)
 
     def cavity(self, beliefs: Tensor, messages: Tensor) -> Tensor:
-        """Takes messages off beliefs, minding zeros only where there are any."""
+        """Beliefs less messages; the slower way that is safe at zeros only where there are any."""
         return subtract(beliefs, messages) if self.problem.has_zeros else beliefs - messages
-
-    def incoming(self, cavities: Tensor) -> list[list[Tensor]]:
-        """The cavities by group and position, (factors, batch, states); none for groups of order below two."""
-        return by_position(cavities, self.problem.graph)
 
     def update(self, messages: Tensor, spare: Tensor | None = None) -> Tensor:
         """Every β_{F→p} at once, from the messages of the previous iteration.
 
-        Written into `spare` if given: memory reused is several times faster than memory asked for anew.
+        Written into `spare` if given: reused memory is several times faster than new memory.
         """
         cavities = self.cavities(self.beliefs(messages), messages)
         parts = [
-            self.widen(part)
-            for table, incoming in zip(self.tables, self.incoming(cavities), strict=True)
+            widen(part, self.unary.shape[-1])
+            for table, incoming in zip(self.tables, by_position(cavities, self.problem.graph), strict=True)
             if table is not None
             for part in table.messages(incoming)
         ]
         return torch.cat(parts) if spare is None else torch.cat(parts, out=spare)
-
-    def widen(self, message: Tensor) -> Tensor:
-        """Fills the states a variable does not have with zeros."""
-        return widen(message, self.unary.shape[-1])
 
     def log_marginals(self, beliefs: Tensor) -> Tensor:
         """(variables, batch, max_cardinality) normalised beliefs."""
@@ -161,7 +141,7 @@ class Network:
     def log_factor_marginals(self, messages: Tensor) -> list[Tensor]:
         """Per group (factors, batch, *shape) logs of joint probabilities, consistent at a fixed point."""
         beliefs = self.beliefs(messages)
-        incoming = self.incoming(self.cavities(beliefs, messages))
+        incoming = by_position(self.cavities(beliefs, messages), self.problem.graph)
         marginals: list[Tensor] = []
         for group, table, received in zip(self.problem.graph.groups, self.tables, incoming, strict=True):
             if table is not None:
@@ -175,37 +155,22 @@ class Network:
     def log_z(self, messages: Tensor) -> Tensor:
         """(batch,) the reweighted Bethe estimate of log Z; of the largest score when maximising."""
         beliefs = self.beliefs(messages)
-        incoming = self.incoming(self.cavities(beliefs, messages))
+        incoming = by_position(self.cavities(beliefs, messages), self.problem.graph)
         valid = self.problem.mask(beliefs)
         per_variable = valid.amax(-1) if self.maximise else logsumexp(valid, [-1])[..., 0]
-        total = self.problem.constant() + ((1 - self._degrees()) * per_variable).sum(0)
-        for number, table in enumerate(self.tables):
-            if table is not None:
-                per_factor = table.log_partition(incoming[number])
-                total = total + (self._group_weights(number) * per_factor).sum(0)
-        return total
-
-    def _degrees(self) -> Tensor:
-        """(variables, 1) Σ_{F∋p} ρ_F."""
         graph = self.problem.graph
-        ones = self.unary.new_ones(num_rows(graph), 1, 1)
-        return collect(self.weigh(ones), graph)[..., 0]
-
-    def _group_weights(self, number: int) -> Tensor | float:
-        if self.weights is None:
-            return 1.0
-        start = self.problem.graph.incidence.starts[number][0]
-        return self.weights[start : start + len(self.problem.graph.groups[number]), :, 0]
+        weights = self.weigh(self.unary.new_ones(num_rows(graph), 1, 1))
+        degrees = collect(weights, graph)[..., 0]  # (variables, 1) Σ_{F∋p} ρ_F
+        total = self.problem.constant() + ((1 - degrees) * per_variable).sum(0)
+        for table, received, rho in zip(self.tables, incoming, by_position(weights, graph), strict=True):
+            if table is not None:
+                total = total + (rho[0][..., 0] * table.log_partition(received)).sum(0)
+        return total
 
 
 def damp(new: Tensor, old: Tensor, damping: float) -> Tensor:
     """(1 − damping)·new + damping·old in the log domain."""
     return new if damping == 0 else (1 - damping) * new + damping * old
-
-
-def argmax_states(log_marginals: Tensor) -> Tensor:
-    """(variables, batch) each variable's most probable state."""
-    return log_marginals.argmax(-1)
 
 
 def waves(scopes: Iterable[Sequence[int]]) -> list[list[int]]:
@@ -216,12 +181,12 @@ def waves(scopes: Iterable[Sequence[int]]) -> list[list[int]]:
     """
     last: dict[int, int] = {}
     cut: list[list[int]] = []
-    for number, scope in enumerate(scopes):
+    for index, scope in enumerate(scopes):
         wave = 1 + max((last.get(variable, -1) for variable in scope), default=-1)
         last.update(dict.fromkeys(scope, wave))
         if wave == len(cut):
             cut.append([])
-        cut[wave].append(number)
+        cut[wave].append(index)
     return cut
 
 
@@ -235,52 +200,46 @@ class WavePart:
     variables: Tensor
 
 
-def plan_waves(network: Network) -> list[WavePart]:
+def plan_waves(propagator: Propagator) -> list[WavePart]:
     """The parts of every wave over all factors of order two or more, in the user's order."""
-    graph: FactorGraph = network.problem.graph
-    place = sorted(
-        (factor, number, index)
-        for number, group in enumerate(graph.groups)
+    graph: FactorGraph = propagator.problem.graph
+    listed = sorted(
+        (factor, group_index, row)
+        for group_index, group in enumerate(graph.groups)
         if group.order >= 2
-        for index, factor in enumerate(group.factor_ids.tolist())
+        for row, factor in enumerate(group.factor_ids.tolist())
     )
     scopes = [group.scopes.tolist() for group in graph.groups]
     plan: list[WavePart] = []
-    for wave in waves(scopes[number][index] for _, number, index in place):
+    for wave in waves(scopes[group_index][row] for _, group_index, row in listed):
         members: dict[int, list[int]] = {}
         for item in wave:
-            members.setdefault(place[item][1], []).append(place[item][2])
-        plan.extend(_part(network, number, indices) for number, indices in members.items())
+            members.setdefault(listed[item][1], []).append(listed[item][2])
+        for group_index, factors in members.items():
+            group, table = graph.groups[group_index], propagator.tables[group_index]
+            assert table is not None
+            chosen = torch.tensor(factors, device=group.scopes.device)
+            rows = torch.cat([chosen + start for start in graph.incidence.starts[group_index]])
+            plan.append(WavePart(table.select(chosen), group.shape, rows, group.scopes[chosen].T.reshape(-1)))
     return plan
 
 
-def _part(network: Network, number: int, indices: list[int]) -> WavePart:
-    graph, table = network.problem.graph, network.tables[number]
-    assert table is not None
-    group = graph.groups[number]
-    chosen = torch.tensor(indices, device=group.scopes.device)
-    rows = torch.cat([chosen + start for start in graph.incidence.starts[number]])
-    return WavePart(table.select(chosen), group.shape, rows, group.scopes[chosen].T.reshape(-1))
-
-
-def sweep(
-    network: Network, plan: Sequence[WavePart], messages: Tensor, damping: float
-) -> tuple[Tensor, Tensor]:
+def sweep(propagator: Propagator, plan: Sequence[WavePart], messages: Tensor, damping: float) -> tuple[Tensor, Tensor]:
     """One pass over the waves; returns the new messages and the largest change of any."""
-    beliefs = network.beliefs(messages)
+    beliefs = propagator.beliefs(messages)
     largest = messages.new_zeros(())
     for part in plan:
         before = messages[part.rows]
-        cavities = network.cavity(beliefs[part.variables], before).chunk(len(part.shape))
+        cavities = propagator.cavity(beliefs[part.variables], before).chunk(len(part.shape))
         incoming = [cavity[..., :size] for cavity, size in zip(cavities, part.shape, strict=True)]
-        new = torch.cat([network.widen(message) for message in part.table.messages(incoming)])
+        new = torch.cat([widen(message, messages.shape[-1]) for message in part.table.messages(incoming)])
         after = damp(new, before, damping)
         moved = after - before
-        if network.problem.has_zeros:
+        if propagator.problem.has_zeros:
             moved = moved.masked_fill((after == -INF) & (before == -INF), 0)
         largest = torch.maximum(largest, moved.detach().abs().amax())
-        weighted = moved if network.weights is None else network.weights[part.rows] * moved
-        if network.problem.requires_grad:
+        weighted = moved if propagator.weights is None else propagator.weights[part.rows] * moved
+        if propagator.problem.requires_grad:
             beliefs = beliefs.index_add(0, part.variables, weighted)
             messages = messages.index_copy(0, part.rows, after)
         else:
@@ -297,71 +256,47 @@ def accept_largest(candidates: Tensor, messages: Tensor, fraction: float) -> tup
     return torch.where((moved >= threshold)[..., None], candidates, messages), moved.amax()
 
 
-Step = Callable[[Tensor], tuple[Tensor, Tensor | None]]  # messages to newer ones and the largest change
+Step = Callable[[Tensor], tuple[Tensor, Tensor | None]]  # messages to the next ones and the largest change
 
 
-def synchronous(network: Network, settings: PassingSettings) -> Step:
-    """All messages from the previous ones; the change is measured only if there is a tolerance."""
-    tracked = network.problem.requires_grad
+def make_step(propagator: Propagator, settings: PassingSettings) -> Step:
+    """One iteration of the schedule; the synchronous one measures its change only if there is a tolerance."""
+    tracked = propagator.problem.requires_grad
+    plan = plan_waves(propagator) if settings.schedule == "sequential" else []
     spare: Tensor | None = None
 
-    def step(messages: Tensor) -> tuple[Tensor, Tensor | None]:
+    def synchronous(messages: Tensor) -> tuple[Tensor, Tensor | None]:
         nonlocal spare
-        candidates = damp(network.update(messages, spare), messages, settings.damping)
+        candidates = damp(propagator.update(messages, spare), messages, settings.damping)
         largest = None if settings.tolerance is None else change(candidates, messages).detach().amax()
         spare = None if tracked else messages
         return candidates, largest
 
-    return step
+    def sequential(messages: Tensor) -> tuple[Tensor, Tensor | None]:
+        messages, forward = sweep(propagator, plan, messages, settings.damping)
+        messages, backward = sweep(propagator, plan[::-1], messages, settings.damping)
+        return messages, torch.maximum(forward, backward)
 
-
-def sequential(network: Network, settings: PassingSettings) -> Step:
-    """Through the waves and back."""
-    plan = plan_waves(network)
-
-    def step(messages: Tensor) -> tuple[Tensor, Tensor | None]:
-        messages, forth = sweep(network, plan, messages, settings.damping)
-        messages, back = sweep(network, plan[::-1], messages, settings.damping)
-        return messages, torch.maximum(forth, back)
-
-    return step
-
-
-def residual(network: Network, settings: PassingSettings) -> Step:
-    """Only the messages that would change most."""
-
-    def step(messages: Tensor) -> tuple[Tensor, Tensor | None]:
-        candidates = damp(network.update(messages), messages, settings.damping)
+    def residual(messages: Tensor) -> tuple[Tensor, Tensor | None]:
+        candidates = damp(propagator.update(messages), messages, settings.damping)
         return accept_largest(candidates, messages, settings.residual_fraction)
 
-    return step
+    return {"synchronous": synchronous, "sequential": sequential, "residual": residual}[settings.schedule]
 
 
-SCHEDULES: dict[Schedule, Callable[[Network, PassingSettings], Step]] = {
-    "synchronous": synchronous,
-    "sequential": sequential,
-    "residual": residual,
-}
-
-
-def propagate(network: Network, settings: PassingSettings, start: Tensor | None = None) -> Outcome:
-    """Renews messages until none changes by more than the tolerance, or the iterations are used up.
-
-    Args:
-        network: the problem.
-        settings: of the run.
-        start: messages to begin with; None for zeros.
-    """
-    linear = LinearGrid.build(network) if settings.schedule == "synchronous" else None
+def propagate(propagator: Propagator, settings: PassingSettings, start: Tensor | None = None) -> Propagation:
+    """Runs the schedule from initial messages `start`; None for zeros."""
+    linear = LinearGrid.build(propagator) if settings.schedule == "synchronous" else None
     if linear is not None:
         return linear.propagate(settings, start)
-    messages = network.initial_messages() if start is None else start
-    progress = Progress(0, True, ())
+    messages = propagator.initial_messages() if start is None else start
+    trace = Trace(0, True, ())
     if len(messages):
-        messages, progress = iterate(SCHEDULES[settings.schedule](network, settings), messages, settings)
-    return Outcome(progress, network.beliefs(messages), lambda: messages)
+        messages, trace = iterate(make_step(propagator, settings), messages, settings)
+    return Propagation(trace, propagator.beliefs(messages), lambda: messages)
 
 
+@register("engine", "bp")
 @dataclass(frozen=True)
 class BeliefPropagation(PassingSettings):
     """Settings of belief propagation; `log_z` of its result is the Bethe approximation.
@@ -374,15 +309,25 @@ class BeliefPropagation(PassingSettings):
     tensor([[0.2689, 0.7311], [0.3240, 0.6760]])
     """
 
-    def run(self, graph: FactorGraph, potentials: Potentials, messages: Tensor | None = None) -> Result:
-        """Passes messages and reads off beliefs.
+    def run(
+        self,
+        graph: FactorGraph,
+        potentials: Potentials,
+        messages: Tensor | None = None,
+        *,
+        evidence: Mapping[int, int] | None = None,
+    ) -> Result:
+        """Passes messages and computes beliefs.
 
         Args:
             graph: The structure.
-            potentials: One tensor of log-potentials per group.
-            messages: What to begin with, such as `Result.messages` of a run on similar potentials; None for messages
-                that say nothing. No gradient flows into them.
+            potentials: One table of log-potentials per factor, or one tensor per group.
+            messages: Initial messages, such as `Result.messages` of a run on similar potentials; None for zeros.
+                No gradient flows into them.
+            evidence: {variable: state} that is observed.
         """
+        if evidence is not None:
+            return observe(graph, potentials, evidence).run(self, messages)
         return pass_messages(graph, potentials, self, messages=messages)
 
 
@@ -393,30 +338,28 @@ def pass_messages(
     factor_weights: Tensor | None = None,
     messages: Tensor | None = None,
 ) -> Result:
-    """Runs the schedule and reads the answers off the final messages.
+    """Runs the schedule and computes the result from the final messages.
 
     Args:
         graph: the structure.
-        potentials: one tensor of log-potentials per group.
+        potentials: one table of log-potentials per factor, or one tensor per group.
         settings: of the run.
         factor_weights: (factors,) ρ_F in the user's order; None for ones.
-        messages: (*batch, rows, max_cardinality) to begin with; None for zeros.
+        messages: (*batch, rows, max_cardinality) initial messages; None for zeros.
     """
     problem = align(graph, potentials, settings.temperature)
-    network = Network.build(problem, maximise=settings.temperature == 0, factor_weights=factor_weights)
-    start = None if messages is None else network.as_messages(messages)
-    outcome = propagate(network, settings, start)
-    log_marginals = network.log_marginals(outcome.beliefs)
+    propagator = Propagator.build(problem, maximise=settings.temperature == 0, factor_weights=factor_weights)
+    start = None if messages is None else propagator.as_messages(messages)
+    final = propagate(propagator, settings, start)
+    log_marginals = propagator.log_marginals(final.beliefs)
     scale = settings.temperature if settings.temperature > 0 else 1.0
     return Result(
-        log_marginals=problem.publish(log_marginals),
-        iterations=outcome.progress.iterations,
-        converged=outcome.progress.converged,
-        history=outcome.progress.history,
-        compute_log_z=lambda: problem.publish_batch(scale * network.log_z(outcome.messages)),
-        compute_log_factor_marginals=lambda: tuple(
-            problem.publish(table) for table in network.log_factor_marginals(outcome.messages)
-        ),
-        compute_map_state=lambda: problem.publish(argmax_states(log_marginals)),
-        compute_messages=lambda: problem.publish(outcome.messages),
+        log_marginals=problem.to_user_layout(log_marginals),
+        iterations=final.trace.iterations,
+        converged=final.trace.converged,
+        history=final.trace.history,
+        compute_log_z=lambda: problem.to_user_batch(scale * propagator.log_z(final.messages)),
+        compute_log_factor_marginals=lambda: problem.to_user_factors(propagator.log_factor_marginals(final.messages)),
+        compute_map_state=lambda: problem.to_user_layout(log_marginals.argmax(-1)),
+        compute_messages=lambda: problem.to_user_layout(final.messages),
     )

@@ -1,27 +1,30 @@
-"""What every engine answers, and the interface by which it is asked.
+"""The interface of an inference engine: settings in, a graph and log-potentials in, a `Result` out.
 
-Passing messages until they stay: settings, the loop, and how it went.
+    P(y) = 1/Z · exp Σ_F θ_F(y_F)       →       log P(y_p),  log P(y_F),  log Z,  argmax_y P(y)
 
-Potentials laid out for inference, checked once.
+An engine is a frozen dataclass of settings; `run(graph, potentials)` is a pure function. `align` checks the potentials
+once and lays them out as a `Problem`, in which the factor or variable axis leads and the batch follows,
 
-Inside an engine the factor or variable axis leads and the batch follows, (factors, batch, *shape): gathering
-and summing rows is then contiguous, and one table serves all items of a batch as one matrix product. Unary
-factors collapse into one log-potential per variable, since the message of a unary factor never changes;
-constants (order 0) collapse into one number.
+    aligned[g]:  (factors or 1, batch or 1, *shape)
+
+Gathering and summing rows is then contiguous, and one table serves all items of a batch as one matrix product. Unary
+factors collapse into one log-potential per variable, since the message of a unary factor never changes; constants
+(order 0) collapse into one number. `iterate` is the loop that all message-passing engines share.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal, Protocol, TypeVar, get_args
+from numbers import Integral, Real
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar, get_args
 
 import torch
 from torch import Tensor
 
 from messagenet.errors import InputError, nearest
-from messagenet.graph.factor_graph import FactorGraph, FactorGroup, Potentials
+from messagenet.graph.factor_graph import FactorGraph, FactorGroup, Potentials, check_dtypes
 from messagenet.inference.log_math import INF
 
 
@@ -29,7 +32,7 @@ from messagenet.inference.log_math import INF
 class Result:
     """Beliefs and what follows from them.
 
-    `log_z`, `log_factor_marginals` and `map_state` are computed when first asked for: on a large grid the
+    `log_z`, `log_factor_marginals`, `map_state` and `messages` are computed on first access: on a large grid the
     factor marginals alone are hundreds of times the size of the beliefs.
 
     Attributes:
@@ -50,6 +53,21 @@ class Result:
     compute_map_state: Callable[[], Tensor] = field(repr=False)
     compute_messages: Callable[[], Tensor] | None = field(default=None, repr=False)
 
+    @property
+    def marginals(self) -> Tensor:
+        """(*batch, variables, max_cardinality) probabilities."""
+        return self.log_marginals.exp()
+
+    @cached_property
+    def map_state(self) -> Tensor:
+        """(*batch, variables) the most probable joint state, or each variable's most probable one."""
+        return self.compute_map_state()
+
+    @cached_property
+    def messages(self) -> Tensor | None:
+        """(*batch, rows, max_cardinality) the last messages, to start another run with; None where none are passed."""
+        return None if self.compute_messages is None else self.compute_messages()
+
     @cached_property
     def log_z(self) -> Tensor:
         """(*batch,) log-partition function, its approximation or its bound, as the engine documents.
@@ -60,28 +78,16 @@ class Result:
 
     @cached_property
     def log_factor_marginals(self) -> tuple[Tensor, ...]:
-        """Per group (*batch, factors, *shape) logs of the joint marginals of each factor's scope."""
+        """Log joint marginals of the factors' scopes, shaped like the potentials that were given.
+
+        Per factor (*batch, *shape), in the order of the scopes, or per group (*batch, factors, *shape).
+        """
         return self.compute_log_factor_marginals()
 
     @cached_property
     def factor_marginals(self) -> tuple[Tensor, ...]:
-        """Per group (*batch, factors, *shape) joint probabilities: the gradient of log Z in the potentials."""
+        """Joint probabilities, shaped like `log_factor_marginals`: the gradient of log Z in the potentials."""
         return tuple(logs.exp() for logs in self.log_factor_marginals)
-
-    @cached_property
-    def map_state(self) -> Tensor:
-        """(*batch, variables) the most probable joint state, or each variable's most probable one."""
-        return self.compute_map_state()
-
-    @cached_property
-    def messages(self) -> Tensor | None:
-        """(*batch, rows, max_cardinality) the last messages, to begin another run with; None where none are passed."""
-        return None if self.compute_messages is None else self.compute_messages()
-
-    @property
-    def marginals(self) -> Tensor:
-        """(*batch, variables, max_cardinality) probabilities."""
-        return self.log_marginals.exp()
 
 
 class Engine(Protocol):
@@ -92,22 +98,52 @@ class Engine(Protocol):
         ...
 
 
+def check_number(name: str, value: object, expected: str, is_valid: Callable[[Any], bool]) -> None:
+    """Refuses a setting that is no number or not a valid one."""
+    is_number = isinstance(value, Real) or (isinstance(value, Tensor) and value.ndim == 0)
+    if not is_number or isinstance(value, bool) or not is_valid(value):
+        raise InputError(f"{name} is {value!r}; it must be {expected}")
+
+
+_NUMBERS: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "temperature": ("1 for sum-product, 0 for max-product, or above 0", lambda value: 0 <= value < INF),
+    "damping": ("at least 0 and below 1", lambda value: 0 <= value < 1),
+    "max_iterations": ("at least 1", lambda value: isinstance(value, Integral) and int(value) >= 1),
+    "tolerance": ("a number, or None to run every iteration", lambda value: value == value),
+    "residual_fraction": ("above 0 and at most 1", lambda value: 0 < value <= 1),
+    "memory_limit": ("a number of GiB above 0", lambda value: value > 0),
+}
+
+
+def check_settings(engine: object, **choices: Sequence[str]) -> None:
+    """Refuses a graph in place of a setting, a number out of range, and a word that is none of its choices."""
+    settings = vars(engine)
+    if any(isinstance(value, FactorGraph) for value in settings.values()):
+        kind = type(engine).__name__
+        raise InputError(f"{kind} takes settings, not a graph; write {kind}().run(graph, potentials)")
+    for name, value in settings.items():
+        if name in choices and value not in choices[name]:
+            raise InputError(f'{name} "{value}" is not known; {nearest(str(value), choices[name])}')
+        if name in _NUMBERS and not (name == "tolerance" and value is None):
+            check_number(name, value, *_NUMBERS[name])
+
+
 Schedule = Literal["synchronous", "sequential", "residual"]
 Messages = TypeVar("Messages")
 
 
 @dataclass(frozen=True)
 class PassingSettings:
-    """What belief propagation and its tree-reweighted form have in common.
+    """Settings that belief propagation and its tree-reweighted form have in common.
 
     Attributes:
         temperature: 1 for sum-product, 0 for max-product.
         schedule: "synchronous", "sequential" or "residual".
-        damping: how much of the old message to keep, in the log domain.
+        damping: share of the old message to keep, in the log domain.
         max_iterations: at most so many; a sequential iteration goes through the factors and back.
         tolerance: largest change of a message at which to stop; None runs exactly `max_iterations` and
             measures nothing, which is fastest.
-        residual_fraction: share of the messages the residual schedule accepts in an iteration.
+        residual_fraction: share of the messages that the residual schedule accepts in an iteration.
     """
 
     temperature: float = 1.0
@@ -118,23 +154,11 @@ class PassingSettings:
     residual_fraction: float = 0.1
 
     def __post_init__(self) -> None:
-        if self.schedule not in get_args(Schedule):
-            raise InputError(
-                f'schedule "{self.schedule}" is not known; {nearest(self.schedule, get_args(Schedule))}'
-            )
-        if not 0 <= self.damping < 1:
-            raise InputError(f"damping is {self.damping}; it must be at least 0 and below 1")
-        if self.max_iterations < 1:
-            raise InputError(f"max_iterations is {self.max_iterations}; it must be at least 1")
-        if not 0 < self.residual_fraction <= 1:
-            raise InputError(
-                f"residual_fraction is {self.residual_fraction}; it must be above 0 and at most 1"
-            )
+        check_settings(self, schedule=get_args(Schedule))
 
 
-@dataclass(frozen=True)
-class Progress:
-    """How a run went."""
+class Trace(NamedTuple):
+    """The `iterations`, `converged` and `history` of a `Result`."""
 
     iterations: int
     converged: bool
@@ -142,16 +166,16 @@ class Progress:
 
 
 @dataclass(frozen=True, eq=False)
-class Outcome:
-    """What a run leaves.
+class Propagation:
+    """The final state of message passing.
 
     Attributes:
-        progress: how it went.
+        trace: how the run went.
         beliefs: (variables, batch, max_cardinality) logs, up to a constant for each variable.
-        compute_messages: makes the (rows, batch, max_cardinality) messages; most answers need beliefs only.
+        compute_messages: makes the (rows, batch, max_cardinality) messages; beliefs alone answer most questions.
     """
 
-    progress: Progress
+    trace: Trace
     beliefs: Tensor
     compute_messages: Callable[[], Tensor]
 
@@ -163,13 +187,10 @@ class Outcome:
 
 def iterate(
     step: Callable[[Messages], tuple[Messages, Tensor | None]], messages: Messages, settings: PassingSettings
-) -> tuple[Messages, Progress]:
-    """Renews messages until none changes by more than the tolerance, or the iterations are used up.
+) -> tuple[Messages, Trace]:
+    """Updates messages until none changes by more than the tolerance, or `max_iterations` is reached.
 
-    Args:
-        step: makes newer messages, and says the largest change of any if it measured that.
-        messages: to begin with.
-        settings: of the run.
+    `step` returns the next messages, and the largest change of any if it was measured.
     """
     history: list[float] = []
     for iteration in range(settings.max_iterations):
@@ -177,25 +198,29 @@ def iterate(
         if settings.tolerance is not None and largest is not None:
             history.append(float(largest))
             if history[-1] <= settings.tolerance:
-                return messages, Progress(iteration + 1, True, tuple(history))
-    return messages, Progress(settings.max_iterations, False, tuple(history))
+                return messages, Trace(iteration + 1, True, tuple(history))
+    return messages, Trace(settings.max_iterations, False, tuple(history))
 
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """A graph with its potentials, aligned.
+    """A graph with its potentials, checked and aligned.
 
     Attributes:
         graph: the structure.
-        aligned: per group, (factors or 1, batch or 1, *shape) log-potentials.
+        potentials: per group, as the user gave them.
+        aligned: per group, (factors or 1, batch or 1, *shape) log-potentials, divided by the temperature.
         batch: number of items, or None when no potential has a batch axis.
         has_zeros: whether some log-potential is -inf.
+        per_factor: whether the user gave one table per factor.
     """
 
     graph: FactorGraph
+    potentials: tuple[Tensor, ...]
     aligned: tuple[Tensor, ...]
     batch: int | None
     has_zeros: bool
+    per_factor: bool
 
     @property
     def batch_size(self) -> int:
@@ -220,8 +245,8 @@ class Problem:
             if group.order == 1:
                 rows = table.expand(len(group), self.batch_size, group.shape[0])
                 rows = torch.nn.functional.pad(rows, (0, graph.max_cardinality - group.shape[0]))
-                everyone = torch.equal(group.scopes[:, 0], torch.arange(len(total), device=total.device))
-                total = total + rows if everyone else total.index_add(0, group.scopes[:, 0], rows)
+                in_order = torch.equal(group.scopes[:, 0], torch.arange(len(total), device=total.device))
+                total = total + rows if in_order else total.index_add(0, group.scopes[:, 0], rows)
         return total
 
     def constant(self) -> Tensor:
@@ -238,13 +263,18 @@ class Problem:
             return values
         return values.masked_fill(~self.graph.valid_states[:, None], -INF)
 
-    def publish(self, values: Tensor) -> Tensor:
+    def to_user_layout(self, values: Tensor) -> Tensor:
         """(rows, batch, ...) to the user's (*batch, rows, ...)."""
         return values[:, 0] if self.batch is None else values.transpose(0, 1)
 
-    def publish_batch(self, values: Tensor) -> Tensor:
+    def to_user_batch(self, values: Tensor) -> Tensor:
         """(batch,) to the user's (*batch,)."""
         return values[0] if self.batch is None else values
+
+    def to_user_factors(self, tables: Iterable[Tensor]) -> tuple[Tensor, ...]:
+        """Per group (factors, batch, *shape) to the form of the user's potentials, per factor or per group."""
+        groups = tuple(self.to_user_layout(table) for table in tables)
+        return tuple(self.graph.unpack(groups)) if self.per_factor else groups
 
     def require_possible(self, beliefs: Tensor) -> None:
         """Refuses beliefs (variables, batch, states) that give some variable no possible state."""
@@ -258,32 +288,41 @@ class Problem:
             )
 
 
+def require_factor_graph(graph: object) -> None:
+    """Refuses anything else in the place of a factor graph."""
+    if not isinstance(graph, FactorGraph):
+        raise InputError(
+            f"graph is a {type(graph).__name__}; give FactorGraph(cardinalities, scopes) or GridFactorGraph.from_grid"
+        )
+
+
 def align(graph: FactorGraph, potentials: Potentials, temperature: float = 1.0) -> Problem:
     """Checks shapes and values and brings every tensor to (factors or 1, batch or 1, *shape).
 
     A positive temperature divides the log-potentials; 0 (maximisation) leaves them alone.
     """
-    if temperature < 0:
-        raise InputError(f"temperature is {temperature}; use 1 for sum-product, 0 for max-product")
-    if len(potentials) != len(graph.groups):
+    require_factor_graph(graph)
+    if not hasattr(potentials, "__len__") or len(potentials) not in (graph.num_factors, len(graph.groups)):
+        given = len(potentials) if hasattr(potentials, "__len__") else type(potentials).__name__
         raise InputError(
-            f"{len(potentials)} potential tensors were given for {len(graph.groups)} groups of factors; give one each"
+            f"{given} potential tensors were given for {graph.num_factors} factors in {len(graph.groups)} groups; "
+            "give one table per factor, or one tensor per group"
         )
-    sizes = {_batch_size(group, table) for group, table in zip(graph.groups, potentials, strict=True)}
+    per_factor = graph.is_per_factor(potentials)
+    grouped = graph.pack(potentials) if per_factor else tuple(map(torch.as_tensor, potentials))
+    sizes = {_batch_size(group, table) for group, table in zip(graph.groups, grouped, strict=True)}
     batches = sorted(size for size in sizes if size is not None)
     if len(set(batches) - {1}) > 1:
         raise InputError(f"potentials have different batch sizes {batches}; use one size, or 1 to share")
-    dtypes = {table.dtype for table in potentials}
-    if len(dtypes) > 1 or not all(dtype.is_floating_point for dtype in dtypes):
-        raise InputError(f"potentials must have one floating-point dtype; got {sorted(map(str, dtypes))}")
+    check_dtypes(grouped)
     aligned: list[Tensor] = []
     has_zeros = False
-    for group, table in zip(graph.groups, potentials, strict=True):
+    for group, table in zip(graph.groups, grouped, strict=True):
         has_zeros |= _check_values(group, table)
         unbatched = table.ndim == group.order + 1
         leading = _collapse(table[:, None] if unbatched else table.transpose(0, 1))
         aligned.append(leading if temperature in (0.0, 1.0) else leading / temperature)
-    return Problem(graph, tuple(aligned), max(batches) if batches else None, has_zeros)
+    return Problem(graph, grouped, tuple(aligned), max(batches) if batches else None, has_zeros, per_factor)
 
 
 def _collapse(table: Tensor) -> Tensor:
@@ -307,11 +346,9 @@ def _batch_size(group: FactorGroup, table: Tensor) -> int | None:
 
 def _check_values(group: FactorGroup, table: Tensor) -> bool:
     """Whether a -inf is there; NaN and +inf are refused with the factor they are in."""
-    least, most = (float(value) for value in torch.aminmax(table.detach()))
-    if most == INF or most != most:
+    low, high = (float(value) for value in torch.aminmax(table.detach()))
+    if high == INF or high != high:
         bad = (table.isnan() | (table == INF)).nonzero()[0]
         factor = int(group.factor_ids[int(bad[table.ndim - group.order - 1])])
-        raise InputError(
-            f"factor {factor}: log-potential {most} is not finite; only -inf (probability 0) may be"
-        )
-    return least == -INF
+        raise InputError(f"factor {factor}: log-potential {high} is not finite; only -inf (probability 0) may be")
+    return low == -INF

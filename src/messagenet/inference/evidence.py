@@ -1,9 +1,11 @@
-"""Restricting variables to some of their states: evidence, and zeros known beforehand.
+"""Conditioning: inference with some variables restricted to some of their states.
 
-Observing y_v = k slices every table that touches v, which shrinks scopes and breaks loops; a state that some
-factor forbids altogether can be left out in the same way. Variables keep their numbers; one with a single
-state left leaves all scopes, and a factor with no variable left becomes a constant. What an engine answers
-about the smaller problem is put back among the original states, so no answer changes.
+    P(y | y_v = k) ∝ exp Σ_F θ_F(y_F),  y_v = k
+
+Observing y_v = k slices every table that touches v, which shrinks scopes and breaks loops. A state that some factor
+forbids altogether can be left out in the same way. Variables keep their indices; one with a single state left leaves
+all scopes, and a factor with no variable left becomes a constant. Answers about the smaller problem are put back among
+the original states, where excluded ones have probability 0.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from torch import Tensor
 
 from messagenet.errors import InputError
 from messagenet.graph.factor_graph import FactorGraph, FactorGroup, Potentials
-from messagenet.inference.engine import Engine, Result
+from messagenet.inference.engine import Engine, Result, align
 from messagenet.inference.log_math import INF
 
 
@@ -50,16 +52,17 @@ class _Piece:
 
 
 @dataclass(frozen=True, eq=False)
-class Restricted:
+class ConditionedGraph:
     """A smaller problem and the way back to the original one.
 
     Attributes:
         graph: same variables, fewer states and smaller scopes.
         potentials: log-potentials on it.
         original: the graph it came from.
-        states: (variables, most kept states) original number of each kept state; padded with a number one
-            past the largest original state.
+        states: (variables, max kept states) original index of each kept state; padded with one past the largest
+            original state.
         pieces: where each new group came from.
+        per_factor: whether the original potentials were one table per factor.
     """
 
     graph: FactorGraph
@@ -67,9 +70,12 @@ class Restricted:
     original: FactorGraph
     states: Tensor
     pieces: tuple[_Piece, ...]
+    per_factor: bool
 
-    def run(self, engine: Engine) -> Result:
+    def run(self, engine: Engine, messages: Tensor | None = None) -> Result:
         """Runs the engine on the smaller problem and answers about the original one."""
+        if messages is not None:
+            raise InputError("messages belong to the graph without evidence; leave out one of the two")
         return self.restore(engine.run(self.graph, self.potentials))
 
     def restore(self, result: Result) -> Result:
@@ -105,17 +111,19 @@ class Restricted:
                 whole[piece.group] = part.new_full((len(group), *group.shape, *batch), -INF)
             kept = last.reshape(len(piece.rows), *piece.sizes, *batch)
             whole[piece.group] = whole[piece.group].index_put(piece.index(), kept)
-        return tuple(table.movedim(-1, 0) if batched else table for _, table in sorted(whole.items()))
+        groups = tuple(table.movedim(-1, 0) if batched else table for _, table in sorted(whole.items()))
+        return tuple(self.original.unpack(groups)) if self.per_factor else groups
 
 
-def observe(graph: FactorGraph, potentials: Potentials, evidence: Mapping[int, int]) -> Restricted:
-    """Fixes observed variables to their states.
+def observe(graph: FactorGraph, potentials: Potentials, evidence: Mapping[int, int]) -> ConditionedGraph:
+    """Fixes observed variables to their states, given as {variable: state}.
 
-    >>> from messagenet.graph.builders import chain_graph
-    >>> seen = observe(chain_graph([2, 2]), [torch.zeros(2, 2), torch.zeros(1, 2, 2)], {1: 0})
-    >>> seen.graph.scopes()
+    >>> graph = FactorGraph([2, 2], [[0], [1], [0, 1]])
+    >>> conditioned = observe(graph, [torch.zeros(2), torch.zeros(2), torch.zeros(2, 2)], {1: 0})
+    >>> conditioned.graph.scopes()
     [(0,), (), (0,)]
     """
+    align(graph, potentials)  # refuses potentials that do not fit the graph
     allowed = graph.valid_states.clone()
     for variable, state in evidence.items():
         if not 0 <= variable < graph.num_variables:
@@ -135,7 +143,7 @@ def observe(graph: FactorGraph, potentials: Potentials, evidence: Mapping[int, i
 def possible_states(graph: FactorGraph, potentials: Potentials) -> Tensor:
     """(variables, max_cardinality) mask without the states that some factor forbids in every batch item."""
     allowed = graph.valid_states.clone()
-    for group, potential in zip(graph.groups, potentials, strict=True):
+    for group, potential in zip(graph.groups, graph.as_groups(potentials), strict=True):
         open_ = potential.detach() != -INF
         open_ = open_.any(0) if potential.ndim > 1 + group.order else open_  # (factors or 1, *shape)
         for position, size in enumerate(group.shape):
@@ -147,7 +155,7 @@ def possible_states(graph: FactorGraph, potentials: Potentials) -> Tensor:
     return allowed
 
 
-def restrict(graph: FactorGraph, potentials: Potentials, allowed: Tensor) -> Restricted:
+def restrict(graph: FactorGraph, potentials: Potentials, allowed: Tensor) -> ConditionedGraph:
     """Keeps only the allowed states, given as a (variables, max_cardinality) mask."""
     counts = allowed.sum(1)
     if bool((counts == 0).any()):
@@ -162,19 +170,22 @@ def restrict(graph: FactorGraph, potentials: Potentials, allowed: Tensor) -> Res
     pieces: list[_Piece] = []
     tables: list[Tensor] = []
     groups: list[FactorGroup] = []
-    for number, (group, potential) in enumerate(zip(graph.groups, potentials, strict=True)):
+    per_factor = graph.is_per_factor(potentials)
+    grouped = graph.pack(potentials) if per_factor else potentials
+    for group_index, (group, potential) in enumerate(zip(graph.groups, grouped, strict=True)):
         kept = counts[group.scopes]  # (factors, order)
         shapes, member = np.unique(kept.cpu().numpy(), axis=0, return_inverse=True)
         for index, sizes in enumerate(shapes.tolist()):
             rows = torch.from_numpy(np.flatnonzero(member.reshape(-1) == index)).to(kept.device)
             scopes = group.scopes[rows]
             held = tuple(states[scopes[:, position], :size] for position, size in enumerate(sizes))
-            piece = _Piece(number, rows, held)
+            piece = _Piece(group_index, rows, held)
             pieces.append(piece)
             tables.append(_slice(potential, piece, group))
             remaining = [position for position, size in enumerate(sizes) if size > 1]
             groups.append(FactorGroup(piece.shape, scopes[:, remaining], group.factor_ids[rows]))
-    return Restricted(FactorGraph(counts, tuple(groups)), tuple(tables), graph, states, tuple(pieces))
+    smaller = FactorGraph.from_groups(counts, groups)
+    return ConditionedGraph(smaller, tuple(tables), graph, states, tuple(pieces), per_factor)
 
 
 def _slice(potential: Tensor, piece: _Piece, group: FactorGroup) -> Tensor:

@@ -1,47 +1,43 @@
-"""Exact inference: the oracle that every other engine is checked with.
+"""Exact inference: the reference for every other engine.
 
-Either the joint table of all variables is written out (`enumerate`), or variables are summed out one after
-another (`eliminate`), which costs what the largest intermediate table costs: exponential in the treewidth of
-the graph, not in its size. Both are passes over a tree of cliques (`junction_tree`), the first with a single
-clique, and both are differentiable: the gradient of log Z is the factor marginals.
+Either the joint table of all variables is written out (`enumerate`), or variables are summed out one after another
+(`eliminate`), which costs as much as the largest intermediate table: exponential in the treewidth of the graph, not in
+its size. Both are passes over a tree of cliques, the first with a single clique, and both are differentiable: the
+gradient of log Z is the factor marginals.
 
-Exact marginals and maxima on a tree of cliques.
-
-Upwards every clique C sums its own variables out of the product of its factors and its children's messages,
-leaving a message over the separator S it shares with its parent; the last ones are log Z. Downwards
+Upwards every clique C sums its own variables out of the product of its factors and its children's messages, leaving a
+message over the separator S it shares with its parent; the roots' messages are log Z. Downwards
 
     P(y_C) = P(y_C | y_S) P(y_S),        log P(y_C | y_S) = table_C − message_S,
 
-so every step is a normalised distribution and nothing is divided by what may be zero (Lauritzen &
-Spiegelhalter 1988; Dechter, "Bucket elimination", 1999). With max in place of Σ the same steps give
-max-marginals, and walking down with every maximiser fixed gives the most probable state.
+so every step is a normalised distribution and nothing is divided by a number that may be zero (Lauritzen &
+Spiegelhalter 1988; Dechter, "Bucket elimination", 1999). With max in place of Σ the same steps give max-marginals, and
+walking down with every maximiser fixed gives the most probable state.
 
-In which order to sum variables out, and how large the tables then become.
-
-Summing out a variable joins all its neighbours into one table, so the order decides the cost of exact
-inference; the best order is NP-hard to find. Two heuristics are tried and the cheaper kept: min-fill (take the
-variable whose neighbours lack the fewest edges; Kjaerulff 1990), which is good on irregular graphs, and a
-breadth-first sweep from the rim (Cuthill & McKee 1969), which on grids keeps the frontier as short as a
-diagonal.
+Summing out a variable joins all its neighbours into one table, so the elimination order decides the cost; the best
+order is NP-hard to find. Two heuristics are tried and the cheaper is taken: min-fill (take the variable whose
+neighbours lack the fewest edges; Kjaerulff 1990), which is good on irregular graphs, and a breadth-first sweep from the
+rim (Cuthill & McKee 1969), which on grids keeps the frontier as short as a diagonal.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
-from typing import Literal
+from functools import cached_property, partial, reduce
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
-from messagenet.errors import InputError, nearest
+from messagenet.errors import InputError
 from messagenet.graph.factor_graph import FactorGraph, Potentials
-from messagenet.inference.engine import Problem, Result, align
-from messagenet.inference.evidence import possible_states, restrict
+from messagenet.inference.engine import Problem, Result, align, check_settings
+from messagenet.inference.evidence import observe, possible_states, restrict
 from messagenet.inference.log_math import INF, add_fresh, exp_fresh, log_normalise, logsumexp, peak, subtract
+from messagenet.settings import register
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,9 +74,9 @@ def bucket_tree(cliques: Sequence[tuple[int, ...]], scopes: Sequence[tuple[int, 
     """One clique per eliminated variable; each factor goes to its first variable to be eliminated."""
     step = {clique[0]: index for index, clique in enumerate(cliques)}
     factors: list[list[int]] = [[] for _ in cliques]
-    for number, scope in enumerate(scopes):
+    for index, scope in enumerate(scopes):
         if scope:
-            factors[min(step[variable] for variable in scope)].append(number)
+            factors[min(step[variable] for variable in scope)].append(index)
     return [
         Clique(clique[:1], clique[1:], step[clique[-1]] if len(clique) > 1 else None, tuple(factors[index]))
         for index, clique in enumerate(cliques)
@@ -131,59 +127,69 @@ class JunctionTree:
         factors = [self.tables[factor] for factor in self.cliques[index].factors]
         return factors + [messages[child] for child in self.children[index]]
 
-    def _product(
-        self, index: int, messages: Sequence[Table], like: Tensor, ratio: Tensor | None = None
-    ) -> Table:
+    def _product(self, index: int, messages: Sequence[Table], ref: Tensor, ratio: Tensor | None = None) -> Table:
         """The table of a clique; times P(separator) / message, the ratio, it is P(clique)."""
         clique = self.cliques[index]
         sizes = [self.cardinalities[variable] for variable in clique.own]
-        blank = like.new_zeros(1, *sizes, *[1] * len(clique.separator))
+        blank = ref.new_zeros(1, *sizes, *[1] * len(clique.separator))
         product = combine(self._inputs(index, messages), clique.scope, blank)
         return product if ratio is None else Table(product.scope, add_fresh(product.logs, ratio))
 
-    def _project(self, build: Callable[[], Table], targets: Sequence[tuple[int, ...]]) -> list[Table]:
-        return project(build, targets, maximise=self.maximise, has_zeros=self.has_zeros)
-
-    def collect(self, like: Tensor) -> list[Table]:
+    def collect(self, ref: Tensor) -> list[Table]:
         """Upward pass: every clique's message over its separator; a root's is its share of log Z."""
         messages: list[Table] = []
         for index, clique in enumerate(self.cliques):
-            messages += self._project(partial(self._product, index, messages, like), [clique.separator])
+            messages += self.project(partial(self._product, index, messages, ref), [clique.separator])
         return messages
+
+    def project(self, build: Callable[[], Table], targets: Sequence[tuple[int, ...]]) -> list[Table]:
+        """Sums (or maximises) a freshly built table down to each of several scopes.
+
+        Probabilities are summed as they are, after exponentiating once in place; with zeros, or should a sum come
+        near underflow, the table is built again and summed in the log domain.
+        """
+        table = build()
+        if self.maximise:
+            return _peel(table, targets, lambda logs, dims: logs.amax(dims))
+        if not self.has_zeros:
+            top = peak(table.logs, range(1, table.logs.ndim))
+            plain = Table(table.scope, exp_fresh(add_fresh(table.logs, -top)))
+            sums = _peel(plain, targets, lambda values, dims: values.sum(dims))
+            limits = torch.finfo(top.dtype)
+            floor = limits.tiny / limits.eps * plain.logs.numel()
+            if all(float(total.logs.detach().amin()) > floor for total in sums):
+                shifts = (top.reshape(-1, *[1] * len(total.scope)) for total in sums)
+                return [Table(total.scope, total.logs.log() + shift) for total, shift in zip(sums, shifts, strict=True)]
+            table = build()
+        return _peel(table, targets, lambda logs, dims: logsumexp(logs, dims).squeeze(dims))
 
     def log_z(self, messages: Sequence[Table]) -> Tensor:
         """(batch or 1,) sum of the roots' messages."""
-        roots = [message.logs for message in messages if not message.scope]
-        total = roots[0]
-        for root in roots[1:]:
-            total = total + root
-        return total
+        return reduce(torch.add, [message.logs for message in messages if not message.scope])
 
-    def distribute(
-        self, messages: Sequence[Table], like: Tensor
-    ) -> tuple[dict[int, Tensor], dict[int, Table]]:
+    def distribute(self, messages: Sequence[Table], ref: Tensor) -> tuple[dict[int, Tensor], dict[int, Table]]:
         """Downward pass: normalised (batch or 1, states) logs per variable, and a table per factor."""
         variables: dict[int, Tensor] = {}
         factors: dict[int, Table] = {}
         separators: dict[int, Tensor] = {}
-        for index in reversed(range(len(self.cliques))):
-            clique = self.cliques[index]
-            message = messages[index].logs
-            ratio = subtract(separators.pop(index, torch.zeros_like(message)), message)
+        for clique_index in reversed(range(len(self.cliques))):
+            clique = self.cliques[clique_index]
+            message = messages[clique_index].logs
+            ratio = subtract(separators.pop(clique_index, torch.zeros_like(message)), message)
             ratio = ratio.reshape(ratio.shape[0], *[1] * len(clique.own), *ratio.shape[1:])
             targets: dict[tuple[str, int], tuple[int, ...]] = {}
             targets |= {("variable", variable): (variable,) for variable in clique.own}
             targets |= {("factor", factor): self.tables[factor].scope for factor in clique.factors}
-            targets |= {("child", child): self.cliques[child].separator for child in self.children[index]}
-            joint = partial(self._product, index, messages, like, ratio)
-            answers = self._project(joint, list(targets.values()))
-            for (kind, number), answer in zip(targets, answers, strict=True):
+            targets |= {("child", child): self.cliques[child].separator for child in self.children[clique_index]}
+            joint = partial(self._product, clique_index, messages, ref, ratio)
+            answers = self.project(joint, list(targets.values()))
+            for (kind, index), answer in zip(targets, answers, strict=True):
                 if kind == "variable":
-                    variables[number] = answer.logs
+                    variables[index] = answer.logs
                 elif kind == "factor":
-                    factors[number] = combine([answer], targets[kind, number], like.new_zeros(1))
+                    factors[index] = combine([answer], targets[kind, index], ref.new_zeros(1))
                 else:
-                    separators[number] = combine([answer], targets[kind, number], like.new_zeros(1)).logs
+                    separators[index] = combine([answer], targets[kind, index], ref.new_zeros(1)).logs
         return variables, factors
 
     def decode(self, messages: Sequence[Table], batch: int) -> Tensor:
@@ -209,38 +215,8 @@ def _fix(table: Table, free: Sequence[int], states: Tensor) -> Tensor:
     logs = table.logs.expand(len(states), *table.logs.shape[1:]).permute(0, *fixed, *loose)
     items = torch.arange(len(states), device=logs.device)
     picks = [items, *(states[:, table.scope[axis - 1]] for axis in fixed)]
-    chosen = Table(
-        tuple(table.scope[axis - 1] for axis in loose),
-        logs[tuple(picks)],
-    )
+    chosen = Table(tuple(table.scope[axis - 1] for axis in loose), logs[tuple(picks)])
     return combine([chosen], tuple(free), chosen.logs.new_zeros(1)).logs
-
-
-def project(
-    build: Callable[[], Table], targets: Sequence[tuple[int, ...]], *, maximise: bool, has_zeros: bool
-) -> list[Table]:
-    """Sums (or maximises) a freshly built table down to each of several scopes.
-
-    Probabilities are summed as they are, after exponentiating once in place; with zeros, or should a sum come
-    near underflow, the table is built again and summed in the log domain.
-    """
-    table = build()
-    if maximise:
-        return _peel(table, targets, lambda logs, dims: logs.amax(dims))
-    if not has_zeros:
-        top = peak(table.logs, range(1, table.logs.ndim))
-        plain = Table(table.scope, exp_fresh(add_fresh(table.logs, -top)))
-        sums = _peel(plain, targets, lambda values, dims: values.sum(dims))
-        limits = torch.finfo(top.dtype)
-        floor = limits.tiny / limits.eps * plain.logs.numel()
-        if all(float(total.logs.detach().amin()) > floor for total in sums):
-            shifts = (top.reshape(-1, *[1] * len(total.scope)) for total in sums)
-            return [
-                Table(total.scope, total.logs.log() + shift)
-                for total, shift in zip(sums, shifts, strict=True)
-            ]
-        table = build()
-    return _peel(table, targets, lambda logs, dims: logsumexp(logs, dims).squeeze(dims))
 
 
 def _peel(
@@ -360,10 +336,10 @@ def _by_fill(graph: Adjacency) -> Iterator[int]:
         near = tuple(graph[variable])
         yield variable
         for other in set(near).union(*(graph[other] for other in near)):
-            renewed = _fill(graph, other)
-            if renewed != current[other]:
-                current[other] = renewed
-                heapq.heappush(heap, (renewed, other))
+            fill = _fill(graph, other)
+            if fill != current[other]:
+                current[other] = fill
+                heapq.heappush(heap, (fill, other))
 
 
 def _fill(graph: Adjacency, variable: int) -> int:
@@ -393,10 +369,10 @@ def _sweep(adjacency: Adjacency, start: int) -> list[int]:
     return order
 
 
-Method = Literal["auto", "enumerate", "eliminate"]
-METHODS: tuple[Method, ...] = ("auto", "enumerate", "eliminate")
+ExactMethod = Literal["auto", "enumerate", "eliminate"]
 
 
+@register("engine", "exact")
 @dataclass(frozen=True)
 class Exact:
     """Settings of exact inference.
@@ -412,19 +388,26 @@ class Exact:
         memory_limit: refuse, with the size, what would need more than so many GiB.
     """
 
-    method: Method = "auto"
+    method: ExactMethod = "auto"
     temperature: float = 1.0
     memory_limit: float = 8.0
 
     def __post_init__(self) -> None:
-        if self.method not in METHODS:
-            raise InputError(f'method "{self.method}" is not known; {nearest(self.method, METHODS)}')
+        check_settings(self, method=get_args(ExactMethod))
 
-    def run(self, graph: FactorGraph, potentials: Potentials) -> Result:
-        """Answers exactly, or refuses and says how large the tables would be."""
+    def run(self, graph: FactorGraph, potentials: Potentials, *, evidence: Mapping[int, int] | None = None) -> Result:
+        """Answers exactly, or refuses and says how large the tables would be.
+
+        Args:
+            graph: the structure.
+            potentials: one table of log-potentials per factor, or one tensor per group.
+            evidence: {variable: state} that is observed.
+        """
+        if evidence is not None:
+            return observe(graph, potentials, evidence).run(self)
         problem = align(graph, potentials, self.temperature)
         if problem.has_zeros or bool((graph.cardinalities == 1).any()):
-            smaller = restrict(graph, potentials, possible_states(graph, potentials))
+            smaller = restrict(graph, potentials, possible_states(graph, problem.potentials))
             return smaller.restore(self._solve(align(smaller.graph, smaller.potentials, self.temperature)))
         return self._solve(problem)
 
@@ -433,30 +416,30 @@ class Exact:
         cliques = self._cliques(problem, scopes)
         tables = _factor_tables(problem, scopes)
         cardinalities = problem.graph.cardinalities.tolist()
-        like = problem.constant()
+        ref = problem.constant()
         tree = JunctionTree(cliques, tables, cardinalities, self.temperature == 0, problem.has_zeros)
-        messages = tree.collect(like)
+        messages = tree.collect(ref)
         log_z = tree.log_z(messages) + problem.constant()
         if bool((log_z == -INF).any()):
             raise InputError(
                 "every joint state has probability zero: potentials (or the evidence) contradict each other"
             )
-        variables, factors = tree.distribute(messages, like)
+        variables, factors = tree.distribute(messages, ref)
         scale = self.temperature if self.temperature > 0 else 1.0
 
         def decode() -> Tensor:
             with torch.no_grad():
                 best = JunctionTree(cliques, tables, cardinalities, True, problem.has_zeros)
-                upward = messages if tree.maximise else best.collect(like)
-                return problem.publish(best.decode(upward, problem.batch_size).T)
+                upward = messages if tree.maximise else best.collect(ref)
+                return problem.to_user_layout(best.decode(upward, problem.batch_size).T)
 
         return Result(
-            log_marginals=problem.publish(_variable_marginals(problem, variables)),
+            log_marginals=problem.to_user_layout(_variable_marginals(problem, variables)),
             iterations=0,
             converged=True,
             history=(),
-            compute_log_z=lambda: problem.publish_batch(scale * log_z),
-            compute_log_factor_marginals=lambda: _pack(problem, factors),
+            compute_log_z=lambda: problem.to_user_batch(scale * log_z),
+            compute_log_factor_marginals=lambda: problem.to_user_factors(_group_marginals(problem, factors)),
             compute_map_state=decode,
         )
 
@@ -469,14 +452,14 @@ class Exact:
             if states > limit:
                 raise self._too_large("a joint table", len(cardinalities), states, entry, at_least=False)
             everything = tuple(range(len(cardinalities)))
-            touching = tuple(number for number, scope in enumerate(scopes) if scope)
+            touching = tuple(factor for factor, scope in enumerate(scopes) if scope)
             return [Clique(everything, (), None, touching)]
         plan = best_elimination(cardinalities, neighbours(len(cardinalities), scopes), limit)
         if not plan.complete:
             raise self._too_large("a table", plan.width, plan.largest, entry, at_least=True)
-        kept = plan.total if problem.requires_grad else plan.total // 2
-        if kept > 3 * limit:
-            raise self._too_large("tables", plan.width, kept, entry, at_least=False)
+        stored = plan.total if problem.requires_grad else plan.total // 2
+        if stored > 3 * limit:
+            raise self._too_large("tables", plan.width, stored, entry, at_least=False)
         return bucket_tree(plan.cliques, scopes)
 
     def _too_large(self, what: str, width: int, entries: int, entry: int, *, at_least: bool) -> InputError:
@@ -502,8 +485,8 @@ def _factor_tables(problem: Problem, scopes: Sequence[tuple[int, ...]]) -> list[
     tables: list[Table] = [Table((), torch.empty(0))] * len(scopes)
     for group, logs in zip(problem.graph.groups, problem.aligned, strict=True):
         members = logs.expand(len(group), *logs.shape[1:]).unbind(0)
-        for number, member in zip(group.factor_ids.tolist(), members, strict=True):
-            tables[number] = Table(scopes[number], member)
+        for factor, member in zip(group.factor_ids.tolist(), members, strict=True):
+            tables[factor] = Table(scopes[factor], member)
     return tables
 
 
@@ -517,15 +500,13 @@ def _variable_marginals(problem: Problem, variables: dict[int, Tensor]) -> Tenso
     return log_normalise(torch.stack(rows))
 
 
-def _pack(problem: Problem, factors: dict[int, Table]) -> tuple[Tensor, ...]:
-    """Per group, (*batch, factors, *shape) normalised logs."""
-    packed = []
+def _group_marginals(problem: Problem, factors: dict[int, Table]) -> Iterator[Tensor]:
+    """Per group (factors, batch, *shape) normalised logs."""
     for group in problem.graph.groups:
         if group.order == 0:
-            packed.append(problem.publish(problem.constant().new_zeros(len(group), problem.batch_size)))
+            yield problem.constant().new_zeros(len(group), problem.batch_size)
             continue
         logs = torch.stack(
             [factors[n].logs.expand(problem.batch_size, *group.shape) for n in group.factor_ids.tolist()]
         )
-        packed.append(problem.publish(log_normalise(logs, range(2, logs.ndim))))
-    return tuple(packed)
+        yield log_normalise(logs, range(2, logs.ndim))

@@ -1,23 +1,22 @@
-r"""Messages out of a group of factors, all of them at once.
+r"""Messages from a group of factors to their variables, all at once.
 
     β_{F→p}(y_p) = log Σ_{y_F \ y_p} exp[ θ_F(y_F) + Σ_{q≠p} β_{q→F}(y_q) ]          (max instead of log Σ exp: MAP)
 
-Summing in the linear domain turns this into products with the table, which is fast: subtract the maxima,
-exponentiate each incoming message once, multiply by exp θ (computed once per run), take the log. That is
-exact unless a sum comes so near the smallest float that what underflowed could matter; such factors are
-recognised by the sum itself and computed again by log-sum-exp. So zeros and any range of potentials are right.
+Summing in the linear domain turns this into products with the table, which is fast: subtract the maxima, exponentiate
+each incoming message once, multiply by exp θ (computed once per run), take the log. That is exact unless a sum comes so
+near the smallest float that underflow could matter; such factors are recognised by the sum itself and computed again by
+log-sum-exp. So zeros and any range of potentials are right. exp of a message is at most the number of states summed
+over; adding a constant to a message changes no answer.
 
-Messages are normalised by what was subtracted: exp of a message is at most the number of states summed over.
-Every answer is unchanged by adding a constant to a message.
+Between variables and the rows (factor, position) of a message tensor there is one gather and one sum, each the other's
+gradient:
 
-From variables to the ends of their factors and back: one gather and one sum, each the other's gradient.
-
-    gather:  x_v            → x at every (factor, position) row
+    gather:  x_v            → x at every row
     collect: m at every row → Σ over the rows of each variable
 
-On a grid the rows of one block at one position are a window of the map, so both are slices. Elsewhere `collect`
-sums rows in the order of their variables, which on the CPU in single precision is an order of magnitude faster
-than a scattered addition. As gradients of each other the pair stays fast in both directions.
+On a grid the rows of one block at one position are a window of the map, so both are slices. Elsewhere `collect` sums
+rows in the order of their variables, which on the CPU in single precision is an order of magnitude faster than a
+scattered addition. As gradients of each other the pair stays fast in both directions.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ def contract(table: Tensor, weights: Sequence[Tensor], position: int) -> Tensor:
     return torch.einsum(f"fb{axes},{','.join(terms)}->fb{axes[position]}", table, *operands)
 
 
-class _BothWays(torch.autograd.Function):
+class _BothDirections(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, table: Tensor, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
         ctx.save_for_backward(table, first, second)
@@ -80,7 +79,7 @@ class _BothWays(torch.autograd.Function):
         return of_table, torch.bmm(to_second, table.transpose(1, 2)), torch.bmm(to_first, table)
 
 
-def both_ways(table: Tensor, first: Tensor, second: Tensor) -> list[Tensor]:
+def both_directions(table: Tensor, first: Tensor, second: Tensor) -> list[Tensor]:
     """A table per pairwise factor times the weights of either end; the gradient of all tables is one product.
 
     Args:
@@ -89,9 +88,9 @@ def both_ways(table: Tensor, first: Tensor, second: Tensor) -> list[Tensor]:
         second: (factors, batch, second states).
 
     Returns:
-        What reaches the first and the second variable, shaped like their weights.
+        The sums for the first and for the second variable, shaped like their weights.
     """
-    return list(_BothWays.apply(table, first, second))  # type: ignore[no-untyped-call]
+    return list(_BothDirections.apply(table, first, second))  # type: ignore[no-untyped-call]
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,7 +133,7 @@ class FactorTable:
             return [self._maximum(position, shifted) for position in range(self.order)]
         weights = [logs.exp() for logs in shifted]
         if self.order == 2 and self.scaled.shape[0] > 1 and self.scaled.shape[1] == 1:
-            sums = both_ways(self.scaled.squeeze(1), *weights)
+            sums = both_directions(self.scaled.squeeze(1), *weights)
         else:
             sums = [contract(self.scaled, weights, position) for position in range(self.order)]
         return [self._log(position, total, shifted) for position, total in enumerate(sums)]
@@ -178,9 +177,7 @@ class FactorTable:
             return total.log()
         return self._recompute(position, total.clamp_min(floor).log(), total.detach() <= floor, shifted)
 
-    def _recompute(
-        self, position: int, message: Tensor, doubtful: Tensor, shifted: Sequence[Tensor]
-    ) -> Tensor:
+    def _recompute(self, position: int, message: Tensor, doubtful: Tensor, shifted: Sequence[Tensor]) -> Tensor:
         """Replaces the messages of the factors whose sum came near underflow."""
         rows = doubtful.flatten(1).any(1).nonzero()[:, 0]
         few = self.select(rows)
@@ -268,8 +265,7 @@ def by_position(rows: Tensor, graph: FactorGraph) -> list[list[Tensor]]:
     sizes = [len(group) for group in graph.groups if group.order >= 2 for _ in group.shape]
     parts = iter(rows.split(sizes))
     return [
-        [] if group.order < 2 else [_narrow(next(parts), states) for states in group.shape]
-        for group in graph.groups
+        [] if group.order < 2 else [_narrow(next(parts), states) for states in group.shape] for group in graph.groups
     ]
 
 

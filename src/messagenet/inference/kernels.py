@@ -1,43 +1,17 @@
-"""Colours of a grid's nodes: no two nodes of one colour are neighbours.
-
-Node after node, rows first, takes the first colour that none of its neighbours has, as `mean_field.colour_classes`
-does on any graph. On a 4-connected grid that is a chessboard.
-"""
+"""Numba kernels of inference on factor graphs: greedy colouring of a grid, and random spanning forests."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
-from functools import lru_cache
 
 import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from messagenet.graph.relations import Offset
-
-
-@lru_cache(maxsize=64)
-def grid_colours(height: int, width: int, offsets: Sequence[Offset]) -> NDArray[np.int64]:
-    """(height, width) colour of every node, neighbours being p ± o for the offsets o.
-
-    >>> grid_colours(2, 3, ((0, 1), (1, 0)))
-    array([[0, 1, 0],
-           [1, 0, 1]])
-    """
-    earlier = sorted({min((dy, dx), (-dy, -dx)) for dy, dx in offsets})
-    steps = np.array(earlier, dtype=np.int64).reshape(-1, 2)
-    colours = np.zeros((height, width), dtype=np.int64)
-    _colour(colours, steps)
-    return colours
-
 
 @numba.njit(cache=True, nogil=True)
-def _colour(colours: NDArray[np.int64], steps: NDArray[np.int64]) -> None:
-    """Fills in the colours, rows first.
+def colour_grid(colours: NDArray[np.int64], steps: NDArray[np.int64]) -> None:
+    """Fills `colours` (height, width), rows first, with the first colour that no earlier neighbour has.
 
-    Args:
-        colours: (height, width).
-        steps: (neighbours, 2) offsets to the neighbours that come earlier.
+    `steps` are the (neighbours, 2) offsets to the neighbours that come earlier.
     """
     height, width = colours.shape
     taken = np.zeros(len(steps) + 1, dtype=np.bool_)
@@ -52,3 +26,38 @@ def _colour(colours: NDArray[np.int64], steps: NDArray[np.int64]) -> None:
             while taken[choice]:
                 choice += 1
             colours[y, x] = choice
+
+
+@numba.njit(cache=True, nogil=True)
+def grow_forest(
+    flat: NDArray[np.int64],
+    ends: NDArray[np.int64],
+    order: NDArray[np.int64],
+    parent: NDArray[np.int64],
+    counts: NDArray[np.int64],
+) -> None:
+    """Adds factors in order wherever they close no cycle (Kruskal's rule), and counts those added.
+
+    Args:
+        flat: the scopes, one after another.
+        ends: where each scope ends in `flat`.
+        order: in which to try the factors.
+        parent: of every variable in its tree; itself at the start.
+        counts: how often each factor was added so far.
+    """
+    for factor in order:
+        start = ends[factor - 1] if factor > 0 else 0
+        roots = flat[start : ends[factor]].copy()
+        for position in range(len(roots)):
+            item = roots[position]
+            while parent[item] != item:
+                parent[item] = parent[parent[item]]
+                item = parent[item]
+            roots[position] = item
+        closes = False
+        for position in range(1, len(roots)):
+            for earlier in range(position):
+                closes = closes or roots[position] == roots[earlier]
+        if not closes:
+            parent[roots] = roots[0]
+            counts[factor] += 1

@@ -58,12 +58,12 @@ def logsumexp(logs: Tensor, dims: Sequence[int]) -> Tensor:
 
 
 def exp_fresh(temporary: Tensor) -> Tensor:
-    """exp of a tensor nobody else holds, in its own memory where autograd allows: half the traffic."""
+    """exp of a temporary tensor, in place where autograd allows: half the memory traffic."""
     return temporary.exp() if temporary.requires_grad else temporary.exp_()
 
 
 def add_fresh(temporary: Tensor, term: Tensor) -> Tensor:
-    """temporary + term, in the memory of `temporary` (which nobody else holds) where that is possible."""
+    """temporary + term, in place where autograd and the shapes allow."""
     tracked = temporary.requires_grad or term.requires_grad
     grows = term.ndim > temporary.ndim or any(
         size > room for size, room in zip(reversed(term.shape), reversed(temporary.shape), strict=False)
@@ -80,7 +80,7 @@ def subtract(logs: Tensor, taken: Tensor) -> Tensor:
     """logs − taken, where what is already impossible stays impossible (−∞ − −∞ = −∞).
 
     For a cavity this equals leaving the message out of the sum: where a belief is −∞ the state has
-    probability zero, so no answer depends on what its messages say about it.
+    probability zero, so no answer depends on its messages.
     """
     if taken.numel() == 0 or float(taken.detach().amin()) > -INF:
         return logs - taken

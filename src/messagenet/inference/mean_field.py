@@ -1,41 +1,40 @@
 r"""Naive mean field: the best product of independent distributions, and a lower bound on log Z.
 
-    q_p(y_p) ∝ exp[ θ_p(y_p) + Σ_{F∋p} E_{q(y_F \ y_p)} θ_F(y_F) ]
+    q_p(y_p) ∝ exp[ θ_p(y_p) + Σ_{F∋p} m_{F→p}(y_p) ]
+    m_{F→p}(y_p) = E_{q(y_F \ y_p)} θ_F(y_p, ·) = Σ_{y_F \ y_p} θ_F(y_F) Π_{r≠p} q_r(y_r)
     log Z ≥ E_q[ Σ_F θ_F ] + Σ_p H(q_p)                            for every q; equality only for independence
 
-(Wainwright & Jordan, "Graphical models, exponential families, and variational inference", 2008, §5.) Renewing
-variables that share no factor together is coordinate ascent, so the bound never falls; renewing all at once
+(Wainwright & Jordan, "Graphical models, exponential families, and variational inference", 2008, §5.) Updating
+variables that share no factor together is coordinate ascent, so the bound never falls; updating all at once
 is faster but may oscillate.
 
-A zero potential makes an expectation −∞ as soon as any probability rests on it. Where every state of a variable
-has such an expectation, the ones with least probability on zeros are kept: the limit of ever larger penalties.
-
-Expected log-potentials under independent distributions, for all factors at once.
-
-    m_{F→p}(y_p) = E_{q(y_F \ y_p)} θ_F(y_p, ·) = Σ_{y_F \ y_p} θ_F(y_F) Π_{r≠p} q_r(y_r)
-
-Zeros (θ = −∞) are kept apart as an indicator whose expectation is the probability resting on them, so that
-0·∞ never occurs.
+A zero potential (θ = −∞) makes an expectation −∞ as soon as any probability rests on it. Zeros are kept apart as an
+indicator whose expectation is the probability resting on them, so that 0·∞ never occurs. Where every state of a
+variable has such an expectation, the ones with the least probability on zeros stay: the limit of ever larger penalties.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from functools import lru_cache
+from typing import Literal, get_args
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from messagenet.errors import InputError, nearest
+from messagenet.errors import InputError
 from messagenet.graph.factor_graph import FactorGraph, FactorGroup, Potentials
 from messagenet.graph.grid import GridFactorGraph
-from messagenet.inference.belief_propagation import argmax_states
-from messagenet.inference.engine import Problem, Result, align
+from messagenet.graph.relations import Offset
+from messagenet.inference.engine import Problem, Result, align, check_settings
+from messagenet.inference.evidence import observe
 from messagenet.inference.exact import neighbours
 from messagenet.inference.factors import by_position, collect, contract, gather, rows_by_label, widen
-from messagenet.inference.kernels import grid_colours
 from messagenet.inference.log_math import INF, log_normalise, safe_log
+from messagenet.settings import register
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,12 +46,12 @@ class _Slice:
     finite: Tensor
     forbidden: Tensor | None
     scopes: Tensor
-    target: Tensor  # (factors,) place of the receiving variable in its class
+    target: Tensor  # (factors,) index of the receiving variable in its class
 
 
 @dataclass(frozen=True, eq=False)
 class ClassPlan:
-    """The variables renewed together and who sends to them."""
+    """Variables that are updated together, and the factors that send to them."""
 
     variables: Tensor
     slices: tuple[_Slice, ...]
@@ -68,9 +67,9 @@ class ClassPlan:
 
 @dataclass(frozen=True, eq=False)
 class WholePlan:
-    """Fields of all variables are computed, and those in the mask are renewed (None: all of them).
+    """Fields of all variables are computed, and those in the mask are updated (None: all of them).
 
-    On a grid, whose neighbours are slices, this costs less than looking up the members of a class.
+    On a grid, whose neighbours are slices, this costs less than indexing the members of a class.
     """
 
     mask: Tensor | None = None  # (variables, 1, 1)
@@ -90,45 +89,40 @@ class Expectations:
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
         self._groups: list[tuple[int, FactorGroup, Tensor, Tensor | None]] = []
-        for number, (group, logs) in enumerate(zip(problem.graph.groups, problem.aligned, strict=True)):
+        for group_index, (group, logs) in enumerate(zip(problem.graph.groups, problem.aligned, strict=True)):
             if group.order >= 2:
                 zeros = logs == -INF if problem.has_zeros else None
                 finite = logs if zeros is None else logs.masked_fill(zeros, 0)
-                self._groups.append((number, group, finite, None if zeros is None else zeros.to(logs.dtype)))
+                self._groups.append((group_index, group, finite, None if zeros is None else zeros.to(logs.dtype)))
 
     def plan(self, classes: Sequence[Sequence[int]]) -> list[ClassPlan]:
         """Which factors send to each class of variables."""
         graph = self._problem.graph
         device = graph.cardinalities.device
         label = torch.empty(graph.num_variables, dtype=torch.long, device=device)
-        place = torch.empty_like(label)
+        index_in_class = torch.empty_like(label)
         members = [torch.tensor(variables, device=device) for variables in classes]
-        for number, variables in enumerate(members):
-            label[variables] = number
-            place[variables] = torch.arange(len(variables), device=device)
+        for index, variables in enumerate(members):
+            label[variables] = index
+            index_in_class[variables] = torch.arange(len(variables), device=device)
         slices: list[list[_Slice]] = [[] for _ in classes]
-        for number, group, finite, forbidden in self._groups:
+        for group_index, group, finite, forbidden in self._groups:
             for position in range(group.order):
-                labels = label[group.scopes[:, position]]
-                for owner, rows in rows_by_label(labels):
+                for owner, rows in rows_by_label(label[group.scopes[:, position]]):
                     scopes = group.scopes[rows]
+                    tables = finite, forbidden
+                    if len(finite) > 1:  # a shared table stays shared
+                        tables = finite[rows], None if forbidden is None else forbidden[rows]
                     slices[owner].append(
-                        _Slice(
-                            number,
-                            position,
-                            _rows(finite, rows),
-                            None if forbidden is None else _rows(forbidden, rows),
-                            scopes,
-                            place[scopes[:, position]],
-                        )
+                        _Slice(group_index, position, *tables, scopes, index_in_class[scopes[:, position]])
                     )
         return [ClassPlan(own, tuple(part)) for own, part in zip(members, slices, strict=True)]
 
     def fields(self, q: Tensor, plan: ClassPlan | WholePlan) -> tuple[Tensor, Tensor | None]:
         """Expected log-potential of each state of the plan's variables, and the probability on zeros."""
         if isinstance(plan, WholePlan):
-            finite = self._everywhere([(number, logs) for number, _, logs, _ in self._groups], q)
-            zeros = [(number, mask) for number, _, _, mask in self._groups if mask is not None]
+            finite = self._everywhere([(group_index, logs) for group_index, _, logs, _ in self._groups], q)
+            zeros = [(group_index, mask) for group_index, _, _, mask in self._groups if mask is not None]
             return finite, self._everywhere(zeros, q) if self._problem.has_zeros else None
         field = q.new_zeros(len(plan.variables), *q.shape[1:])
         penalty = torch.zeros_like(field) if self._problem.has_zeros else None
@@ -148,9 +142,9 @@ class Expectations:
             return _on_grid(graph, tables, q)
         incoming = by_position(gather(q, graph), graph)
         sent = [
-            widen(contract(table, incoming[number], position), q.shape[-1])
-            for number, table in tables
-            for position in range(len(incoming[number]))
+            widen(contract(table, incoming[group_index], position), q.shape[-1])
+            for group_index, table in tables
+            for position in range(len(incoming[group_index]))
         ]
         return collect(torch.cat(sent), graph) if sent else torch.zeros_like(q)
 
@@ -159,8 +153,8 @@ class Expectations:
         energy = q.new_zeros(q.shape[1])
         violation = torch.zeros_like(energy) if self._problem.has_zeros else None
         incoming = by_position(gather(q, self._problem.graph), self._problem.graph)
-        for number, _, finite, forbidden in self._groups:
-            near = incoming[number]
+        for group_index, _, finite, forbidden in self._groups:
+            near = incoming[group_index]
             energy = energy + (near[0] * contract(finite, near, 0)).sum((0, 2))
             if violation is not None and forbidden is not None:
                 violation = violation + (near[0] * contract(forbidden, near, 0)).sum((0, 2))
@@ -188,25 +182,19 @@ def _on_grid(graph: GridFactorGraph, tables: Sequence[tuple[int, Tensor]], q: Te
     size = (graph.grid.height, graph.grid.width)
     nodes = q.reshape(*size, *q.shape[1:])
     field = torch.zeros_like(nodes)
-    for number, table in tables:
-        block = graph.blocks[number - 1]
+    for group_index, table in tables:
+        block = graph.blocks[group_index - 1]
         for position, (here, there) in enumerate(((block.first, block.second), (block.second, block.first))):
             near = q if len(table) == 1 else nodes[there].flatten(0, 1)
             sent = contract(table, (near, near), position)
-            field[here] += (
-                sent.reshape(nodes.shape)[there] if len(table) == 1 else sent.reshape(field[here].shape)
-            )
+            field[here] += sent.reshape(nodes.shape)[there] if len(table) == 1 else sent.reshape(field[here].shape)
     return field.view(q.shape)
 
 
-def _rows(table: Tensor, rows: Tensor) -> Tensor:
-    return table if table.shape[0] == 1 else table[rows]
-
-
 MeanFieldSchedule = Literal["parallel", "sequential"]
-SCHEDULES: tuple[MeanFieldSchedule, ...] = ("parallel", "sequential")
 
 
+@register("engine", "mf")
 @dataclass(frozen=True)
 class MeanField:
     """Settings of mean field; `log_z` of its result is a lower bound, converged or not.
@@ -214,8 +202,8 @@ class MeanField:
     Attributes:
         schedule: "sequential" (coordinate ascent, by classes of variables that share no factor) or "parallel".
             On a grid every class costs one pass over the map: two for a 4-connected one, many for large boxes.
-        damping: how much of the old probabilities to keep.
-        max_iterations: at most so many; a sequential iteration renews every variable once.
+        damping: share of the old probabilities to keep.
+        max_iterations: at most so many; a sequential iteration updates every variable once.
         tolerance: largest change of a probability at which to stop; None runs exactly `max_iterations`.
     """
 
@@ -225,57 +213,59 @@ class MeanField:
     tolerance: float | None = 1e-6
 
     def __post_init__(self) -> None:
-        if self.schedule not in SCHEDULES:
-            raise InputError(f'schedule "{self.schedule}" is not known; {nearest(self.schedule, SCHEDULES)}')
-        if not 0 <= self.damping < 1:
-            raise InputError(f"damping is {self.damping}; it must be at least 0 and below 1")
-        if self.max_iterations < 1:
-            raise InputError(f"max_iterations is {self.max_iterations}; it must be at least 1")
+        check_settings(self, schedule=get_args(MeanFieldSchedule))
 
-    def run(self, graph: FactorGraph, potentials: Potentials, initial: Tensor | None = None) -> Result:
-        """Renews the distributions from uniform ones, or from `initial` marginals, until they stay.
+    def run(
+        self,
+        graph: FactorGraph,
+        potentials: Potentials,
+        initial: Tensor | None = None,
+        *,
+        evidence: Mapping[int, int] | None = None,
+    ) -> Result:
+        """Updates the distributions, from uniform or `initial` marginals, until they converge.
 
         Args:
             graph: the structure.
-            potentials: one tensor of log-potentials per group.
+            potentials: one table of log-potentials per factor, or one tensor per group.
             initial: (*batch, variables, max_cardinality) probabilities to start from.
+            evidence: {variable: state} that is observed.
         """
+        if evidence is not None:
+            if initial is not None:
+                raise InputError("initial marginals belong to the graph without evidence; leave out one of the two")
+            return observe(graph, potentials, evidence).run(self)
         problem = align(graph, potentials)
         state = _Fields(problem, problem.mask(problem.unary()), Expectations(problem))
         problem.require_possible(state.unary)
         q = state.start() if initial is None else _internal(problem, initial)
         log_q = safe_log(q)
-        plans = self._plans(graph, state.expectations)
+        plans: Sequence[ClassPlan | WholePlan] = [WholePlan()]
+        if self.schedule == "sequential":
+            if isinstance(graph, GridFactorGraph):
+                plans = grid_plans(graph)
+            else:
+                plans = state.expectations.plan(colour_classes(graph))
         history: list[float] = []
         converged = False
         iterations = 0
         while iterations < self.max_iterations and not converged:
             before = q
             for plan in plans:
-                q, log_q = state.renew(q, log_q, plan, self.damping)
+                q, log_q = state.update(q, log_q, plan, self.damping)
             iterations += 1
             if self.tolerance is not None:
                 history.append(float((q - before).detach().abs().amax()))
                 converged = history[-1] <= self.tolerance
         return Result(
-            log_marginals=problem.publish(log_q),
+            log_marginals=problem.to_user_layout(log_q),
             iterations=iterations,
             converged=converged,
             history=tuple(history),
-            compute_log_z=lambda: problem.publish_batch(state.bound(q)),
-            compute_log_factor_marginals=lambda: tuple(
-                problem.publish(table) for table in state.expectations.log_joint(log_q)
-            ),
-            compute_map_state=lambda: problem.publish(argmax_states(log_q)),
+            compute_log_z=lambda: problem.to_user_batch(state.bound(q)),
+            compute_log_factor_marginals=lambda: problem.to_user_factors(state.expectations.log_joint(log_q)),
+            compute_map_state=lambda: problem.to_user_layout(log_q.argmax(-1)),
         )
-
-    def _plans(self, graph: FactorGraph, expectations: Expectations) -> Sequence[ClassPlan | WholePlan]:
-        """What an iteration renews, one after another."""
-        if self.schedule == "parallel":
-            return [WholePlan()]
-        if isinstance(graph, GridFactorGraph):
-            return grid_plans(graph)
-        return expectations.plan(colour_classes(graph))
 
 
 def _internal(problem: Problem, initial: Tensor) -> Tensor:
@@ -302,16 +292,14 @@ class _Fields:
         valid = self.problem.graph.valid_states[:, None].to(self.unary.dtype)
         return (valid / valid.sum(-1, keepdim=True)).expand(self.unary.shape)
 
-    def renew(
-        self, q: Tensor, log_q: Tensor, plan: ClassPlan | WholePlan, damping: float
-    ) -> tuple[Tensor, Tensor]:
+    def update(self, q: Tensor, log_q: Tensor, plan: ClassPlan | WholePlan, damping: float) -> tuple[Tensor, Tensor]:
         """The distributions of one class of variables, given all others, and their logs."""
         field, penalty = self.expectations.fields(q, plan)
         logits = field + plan.take(self.unary)
         if penalty is not None:
             weight = penalty.detach().masked_fill(logits == -INF, INF)
-            least = weight.amin(-1, keepdim=True)
-            logits = logits.masked_fill(weight > least * (1 + 1e-6), -INF)
+            smallest = weight.amin(-1, keepdim=True)
+            logits = logits.masked_fill(weight > smallest * (1 + 1e-6), -INF)
         log_new = log_normalise(logits) if self.problem.has_zeros else logits.log_softmax(-1)
         new = log_new.exp()
         if damping > 0:
@@ -346,6 +334,22 @@ def colour_classes(graph: FactorGraph) -> list[list[int]]:
             classes.append([])
         classes[choice].append(variable)
     return classes
+
+
+@lru_cache(maxsize=64)
+def grid_colours(height: int, width: int, offsets: Sequence[Offset]) -> NDArray[np.int64]:
+    """(height, width) the same colours on a grid, neighbours being p ± o for the offsets o.
+
+    >>> grid_colours(2, 3, ((0, 1), (1, 0)))
+    array([[0, 1, 0],
+           [1, 0, 1]])
+    """
+    from messagenet.inference.kernels import colour_grid
+
+    earlier = sorted({min((dy, dx), (-dy, -dx)) for dy, dx in offsets})
+    colours = np.zeros((height, width), dtype=np.int64)
+    colour_grid(colours, np.array(earlier, dtype=np.int64).reshape(-1, 2))
+    return colours
 
 
 def grid_plans(graph: GridFactorGraph) -> list[WholePlan]:

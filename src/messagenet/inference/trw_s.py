@@ -12,13 +12,17 @@ from below):
 
     max_y score(y) ≤ Σ_st δ_st + Σ_s (1 − out_s / n_s) max b_s,      out_s: edges of s along the pass
 
-The bound never gets worse. A state is decoded from the messages in each iteration; when its score meets the
-bound it is optimal. Variables with no edge between them are visited together, so a pass over an H×W grid is
-H + W steps.
+The bound never gets worse; it is summed in float64 whatever the dtype of the potentials. A state is decoded from the
+messages in each iteration; when its score meets the bound it is optimal. In single precision rounding may move the
+computed bound below the score of that state, which is a bound of its own from the other side: the larger of the two is
+reported, so that state and bound never contradict each other.
+
+Variables with no edge between them are visited together, so a pass over an H×W grid is H + W steps.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -27,11 +31,16 @@ from torch.nn.functional import pad
 
 from messagenet.errors import InputError
 from messagenet.graph.factor_graph import FactorGraph, Potentials
-from messagenet.inference.engine import Problem, Result, align
+from messagenet.inference.engine import Problem, Result, align, check_number, check_settings
+from messagenet.inference.evidence import observe
 from messagenet.inference.factors import collect, num_rows, rows_by_label
 from messagenet.inference.log_math import INF, log_normalise, subtract
+from messagenet.settings import register
+
+ROUNDS = 10  # iterations over which the bound has to stall: it may pause for a few and go on
 
 
+@register("engine", "trws")
 @dataclass(frozen=True)
 class SequentialTRW:
     """Settings of TRW-S, for graphs whose factors touch at most two variables.
@@ -41,57 +50,68 @@ class SequentialTRW:
     batch), and the marginals are the max-marginals of the chains.
 
     Attributes:
-        max_iterations: at most so many passes forth and back.
-        tolerance: stop when the bound improves by less, or is within this of the score of the state found.
+        max_iterations: at most so many passes forward and back.
+        tolerance: stop when the bound has improved by less than this share of itself in ten iterations, or is
+            within it of the score of the state found.
     """
 
     max_iterations: int = 200
     tolerance: float = 1e-6
 
     def __post_init__(self) -> None:
-        if self.max_iterations < 1:
-            raise InputError(f"max_iterations is {self.max_iterations}; it must be at least 1")
+        check_settings(self)
+        check_number("tolerance", self.tolerance, "a number", lambda size: size == size)
 
-    def run(self, graph: FactorGraph, potentials: Potentials) -> Result:
-        """Passes messages forth and back and keeps the best state met."""
+    def run(self, graph: FactorGraph, potentials: Potentials, *, evidence: Mapping[int, int] | None = None) -> Result:
+        """Passes messages forward and back and keeps the best state found.
+
+        Args:
+            graph: the structure.
+            potentials: one table of log-potentials per factor, or one tensor per group.
+            evidence: {variable: state} that is observed.
+        """
+        if evidence is not None:
+            return observe(graph, potentials, evidence).run(self)
+        problem = align(graph, potentials)
         for group in graph.groups:
             if group.order > 2:
                 raise InputError(
                     f"factor {int(group.factor_ids[0])} touches {group.order} variables; SequentialTRW handles at "
                     "most 2: use TreeReweighted or BeliefPropagation with temperature=0"
                 )
-        problem = align(graph, potentials)
         chains = _Chains.build(problem)
         messages = chains.unary.new_zeros(num_rows(graph), *chains.unary.shape[1:])
-        history: list[float] = []
+        bounds = [torch.full_like(problem.constant(), INF, dtype=torch.float64).detach()]
+        best, best_score = torch.empty(0), torch.full_like(bounds[0], -INF)
         converged = False
-        bound = torch.full_like(problem.constant(), INF)
-        best, best_score = torch.empty(0), torch.full_like(bound, -INF)
-        while len(history) < self.max_iterations and not converged:
-            messages, _ = chains.sweep(messages, forth=True)
-            messages, renewed = chains.sweep(messages, forth=False)
+        while len(bounds) <= self.max_iterations and not converged:
+            messages, _ = chains.sweep(messages, forward=True)
+            messages, computed = chains.sweep(messages, forward=False)
             problem.require_possible(problem.mask(chains.beliefs(messages)))
             states = chains.decode(messages)  # (variables, batch)
-            score = graph.score(potentials, problem.publish(states)).expand(problem.batch_size).detach()
+            score = graph.score(problem.potentials, problem.to_user_layout(states)).detach()
             improved = score > best_score
-            best = torch.where(improved, states, best) if len(history) else states
-            best_score = torch.maximum(score, best_score)
-            gained = bound - renewed.detach()
-            closed = renewed.detach() - best_score
-            converged = bool(((gained <= self.tolerance) | (closed <= self.tolerance)).all())
-            bound = renewed.detach()
-            history.append(-float(bound.sum()))
+            best = torch.where(improved, states, best) if len(bounds) > 1 else states
+            best_score = torch.maximum(score.to(best_score), best_score)
+            bounds.append(torch.maximum(torch.minimum(computed.detach(), bounds[-1]), best_score))
+            converged = self._has_converged(bounds, best_score, torch.finfo(messages.dtype).eps)
+        bound = computed + (bounds[-1] - computed).detach()  # the gradient is that of the last pass
         return Result(
-            log_marginals=problem.publish(chains.log_marginals(messages)),
-            iterations=len(history),
+            log_marginals=problem.to_user_layout(chains.log_marginals(messages)),
+            iterations=len(bounds) - 1,
             converged=converged,
-            history=tuple(history),
-            compute_log_z=lambda: problem.publish_batch(renewed),
-            compute_log_factor_marginals=lambda: tuple(
-                problem.publish(table) for table in chains.log_factor_marginals(messages)
-            ),
-            compute_map_state=lambda: problem.publish(best),
+            history=tuple(-float(each.sum()) for each in bounds[1:]),
+            compute_log_z=lambda: problem.to_user_batch(bound.to(messages.dtype)),
+            compute_log_factor_marginals=lambda: problem.to_user_factors(chains.log_factor_marginals(messages)),
+            compute_map_state=lambda: problem.to_user_layout(best),
         )
+
+    def _has_converged(self, bounds: list[Tensor], best_score: Tensor, precision: float) -> bool:
+        """Whether every item's bound is met by its state, or has stalled; never finer than the dtype's precision."""
+        allowed = max(self.tolerance, 4 * precision) * bounds[-1].abs().clamp_min(1)
+        met = bounds[-1] - best_score <= allowed
+        stalled = bounds[max(0, len(bounds) - 1 - ROUNDS)] - bounds[-1] <= allowed
+        return bool((met | stalled).all())
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,7 +140,7 @@ class _Chains:
     unary: Tensor  # (variables, batch, max_cardinality)
     steps: tuple[_Step, ...]
     through: Tensor  # (variables, 1, 1): n_s
-    ending: tuple[Tensor, Tensor]  # (variables, 1): 1 - out_s / n_s, going back and forth
+    ending: tuple[Tensor, Tensor]  # (variables, 1): 1 - out_s / n_s, going back and forward
 
     @classmethod
     def build(cls, problem: Problem) -> _Chains:
@@ -133,23 +153,21 @@ class _Chains:
                     counts.index_put_((later, sender), counts.new_ones(len(group)), accumulate=True)
         through = counts.amax(0).clamp_min(1)
         ending = 1 - counts / through
-        return cls(
-            problem, unary, _steps(problem), through[:, None, None], (ending[0][:, None], ending[1][:, None])
-        )
+        return cls(problem, unary, _steps(problem), through[:, None, None], (ending[0][:, None], ending[1][:, None]))
 
     def beliefs(self, messages: Tensor) -> Tensor:
         return self.unary + collect(messages, self.problem.graph)
 
-    def sweep(self, messages: Tensor, *, forth: bool) -> tuple[Tensor, Tensor]:
-        """One pass; returns the messages and the (batch,) bound on the score."""
+    def sweep(self, messages: Tensor, *, forward: bool) -> tuple[Tensor, Tensor]:
+        """One pass; returns the messages and the (batch,) bound on the score, in float64."""
         beliefs = self.beliefs(messages)
-        bound = self.problem.constant()
-        for step in self.steps if forth else reversed(self.steps):
-            for edges in step.later if forth else step.earlier:
+        bound = self.problem.constant().double()
+        for step in self.steps if forward else reversed(self.steps):
+            for edges in step.later if forward else step.earlier:
                 sent, offset = self._send(edges, beliefs, messages)
                 old = messages[edges.to_receiver]
                 moved = (sent - old).masked_fill((sent == -INF) & (old == -INF), 0)
-                bound = bound + offset.sum(0)
+                bound = bound + offset.sum(0, dtype=torch.float64)
                 if self.problem.requires_grad:
                     beliefs = beliefs.index_add(0, edges.receiver, moved)
                     messages = messages.index_copy(0, edges.to_receiver, sent)
@@ -157,8 +175,8 @@ class _Chains:
                     beliefs.index_add_(0, edges.receiver, moved)
                     messages.index_copy_(0, edges.to_receiver, sent)
         tops = self.problem.mask(beliefs).amax(-1)
-        share = self.ending[int(forth)]
-        return messages, bound + torch.where(share > 0, share * tops, 0).sum(0)
+        share = self.ending[int(forward)]
+        return messages, bound + torch.where(share > 0, share * tops, 0).sum(0, dtype=torch.float64)
 
     def _send(self, edges: _Edges, beliefs: Tensor, messages: Tensor) -> tuple[Tensor, Tensor]:
         """M_{s→t}, widened, and δ_st (edges, batch)."""
@@ -193,9 +211,7 @@ class _Chains:
     def log_factor_marginals(self, messages: Tensor) -> list[Tensor]:
         graph, shared = self.problem.graph, self.beliefs(messages) / self.through
         marginals: list[Tensor] = []
-        for group, table, starts in zip(
-            graph.groups, self.problem.aligned, graph.incidence.starts, strict=True
-        ):
+        for group, table, starts in zip(graph.groups, self.problem.aligned, graph.incidence.starts, strict=True):
             if group.order == 0:
                 marginals.append(self.unary.new_zeros(len(group), self.unary.shape[1]))
                 continue
@@ -233,9 +249,9 @@ def _steps(problem: Problem) -> tuple[_Step, ...]:
             table = logs if position == 0 else logs.transpose(2, 3)
             for found, ahead in ((later_edges, receiver > sender), (earlier_edges, receiver < sender)):
                 chosen = ahead.nonzero()[:, 0]
-                for number, places in rows_by_label(level[sender[chosen]]):
-                    rows = chosen[places]
-                    found[number].append(
+                for step, selected in rows_by_label(level[sender[chosen]]):
+                    rows = chosen[selected]
+                    found[step].append(
                         _Edges(
                             table if table.shape[0] == 1 else table[rows],
                             sender[rows],
@@ -246,6 +262,6 @@ def _steps(problem: Problem) -> tuple[_Step, ...]:
                     )
     members = dict(rows_by_label(level))
     return tuple(
-        _Step(members[number], tuple(later), tuple(before))
-        for number, (later, before) in enumerate(zip(later_edges, earlier_edges, strict=True))
+        _Step(members[index], tuple(later), tuple(before))
+        for index, (later, before) in enumerate(zip(later_edges, earlier_edges, strict=True))
     )

@@ -1,6 +1,18 @@
-"""Objectives: what a model is trained to minimise."""
+"""What training minimises: a loss is called with a model and a batch and returns a sum and a count.
 
-from messagenet.geometry import CellLabel, node_labels
-from messagenet.losses.cross_entropy import Resolution, marginal_cross_entropy, upsample
+A loss of one's own is any such callable; with `@register("loss", "mine")` it can be named in configurations.
+"""
 
-__all__ = ["CellLabel", "Resolution", "marginal_cross_entropy", "node_labels", "upsample"]
+from messagenet.losses.crf import Likelihood, Piecewise, PseudoLikelihood
+from messagenet.losses.cross_entropy import CrossEntropy, Loss, LossSum, MemberCrossEntropy, marginal_cross_entropy
+
+__all__ = [
+    "CrossEntropy",
+    "Likelihood",
+    "Loss",
+    "LossSum",
+    "MemberCrossEntropy",
+    "Piecewise",
+    "PseudoLikelihood",
+    "marginal_cross_entropy",
+]

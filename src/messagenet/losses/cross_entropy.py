@@ -1,184 +1,244 @@
-"""The objective of learned messages: cross-entropy between the truth and the estimated marginals.
+"""Cross-entropy between the target and the estimated marginals: the loss of learned messages.
 
     J = − mean_p log P(ŷ_p | x),      P(y_p | x) = softmax( Σ_F β_{F→p} )
 
-Plain classification: no inference, no partition function, no sampling in its gradient. Void (255) is left out
-of the mean. The loss is on the nodes, or on pixels after bilinear upsampling of the logits.
-
-Cross-entropy at the pixels of logits that live on coarser nodes, without keeping anything of the pixels' size.
+Plain classification: no inference, no partition function, no sampling in its gradient. Void (255) is left out of the
+mean. The loss is on the nodes, or on the pixels after bilinear upsampling of the logits:
 
     up = Y L Xᵀ        bilinear interpolation: Y (H, h) and X (W, w) hold two weights in a row
-    J  = Σ_labelled −log softmax(up)[ŷ]
-    ∂J/∂L = Yᵀ (softmax(up) − ŷ) X
+    J  = Σ_labelled −log softmax(up)[ŷ],      ∂J/∂L = Yᵀ (softmax(up) − ŷ) X
 
-Value and gradient come from one walk over the images, each small enough for the processor's cache; what is kept
-for the backward pass has the size of the logits. Interpolating, taking logarithms and going back as separate
-operations would move K·H·W numbers of the whole batch through memory some ten times.
+Value and gradient come from one pass over the images, each small enough for the processor's cache; what is kept for the
+backward pass has the size of the logits. Interpolating, taking logarithms and going back as separate operations would
+move K·H·W numbers of the whole batch through memory some ten times.
 
-Losses as a sum and a count, so that any number of batches can share one mean.
-
-    J = Σ_batches total / Σ_batches nodes
-
-A mean of means would depend on how images are divided among batches and processes; the sums do not.
+A loss is called with a model and a batch and returns a sum and a count, so that any number of batches and processes can
+share one mean, J = Σ total / Σ count. A mean of means would depend on how images are divided among them.
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple, get_args
+import math
+from collections.abc import Iterable
+from typing import Any, Literal, NamedTuple, Protocol, get_args
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
+from messagenet.data import Batch
 from messagenet.data.classes import VOID
 from messagenet.errors import InputError, nearest
-from messagenet.geometry import CellLabel, node_labels
+from messagenet.geometry import CellLabel, Features, interpolation_matrix, map_size, node_targets
+from messagenet.models.base import SegmentationModel, at_least_float32, ignore_padding
+from messagenet.models.controls import UnaryEnsemble
+from messagenet.settings import between, register
+
+Resolution = Literal["nodes", "pixels"]
 
 
-def pixel_cross_entropy(logits: Tensor, masks: Tensor, stride: float, label_smoothing: float = 0.0) -> Tensor:
-    """− Σ log softmax(upsample(logits))[ŷ] over the labelled pixels, a scalar.
+class LossSum(NamedTuple):
+    """A summed loss and the number of labelled nodes or pixels that it is to be divided by, both scalars."""
+
+    total: Tensor
+    count: Tensor  # type: ignore[assignment]
+
+    @property
+    def mean(self) -> Tensor:
+        """The loss of a node or pixel; 0 where nothing is labelled."""
+        return self.total / self.count.clamp(min=1)
+
+
+class Loss(Protocol):
+    """What a training minimises."""
+
+    def __call__(self, model: SegmentationModel, batch: Batch) -> LossSum:
+        """The loss of a batch, as a sum and a count."""
+        ...
+
+
+@register("loss", "cross_entropy")
+class CrossEntropy:
+    """Cross-entropy of the marginals.
 
     Args:
-        logits: At the nodes, (B, K, h, w).
-        masks: Truth at pixels, (B, H, W), 255 for void.
-        stride: Image pixels per node.
-        label_smoothing: Share of the truth spread evenly over all classes.
+        resolution: Where marginals meet the target: at the "nodes", or at the "pixels" after upsampling.
+        cell_label: Which label a node has: of its cell's "centre", or the "majority" of its cell.
+        label_smoothing: Probability mass of the target that is spread uniformly over all classes.
     """
-    total: Tensor = _PixelCrossEntropy.apply(logits, masks, stride, label_smoothing)  # type: ignore[no-untyped-call]
+
+    def __init__(
+        self, *, resolution: Resolution = "nodes", cell_label: CellLabel = "centre", label_smoothing: float = 0.0
+    ) -> None:
+        between(0, 1, label_smoothing=label_smoothing)
+        self.resolution = resolution
+        self.cell_label = cell_label
+        self.label_smoothing = label_smoothing
+
+    def __call__(self, model: SegmentationModel, batch: Batch) -> LossSum:
+        """The loss of a batch, as a sum and a count."""
+        features, target = batch_features(model, batch)
+        size = (target.shape[1], target.shape[2])
+        logits, stride = model.forward_train(features, size=size, sizes=batch.sizes, images=batch.images)
+        return marginal_cross_entropy(
+            logits,
+            target,
+            stride,
+            resolution=self.resolution,
+            cell_label=self.cell_label,
+            label_smoothing=self.label_smoothing,
+            sizes=batch.sizes,
+        )
+
+
+@register("loss", "member_cross_entropy")
+class MemberCrossEntropy:
+    """Mean cross-entropy of the members of an ensemble at the nodes, each trained by itself.
+
+    Args:
+        cell_label: Which label a node has: of its cell's "centre", or the "majority" of its cell.
+    """
+
+    heads = ("ensemble",)
+
+    def __init__(self, *, cell_label: CellLabel = "centre") -> None:
+        self.cell_label = cell_label
+
+    def __call__(self, model: SegmentationModel, batch: Batch) -> LossSum:
+        """The loss of a batch, as a sum and a count."""
+        if not isinstance(model.head, UnaryEnsemble):
+            raise InputError("MemberCrossEntropy trains the members of an ensemble; choose the head ensemble")
+        features, target = batch_features(model, batch)
+        labels = node_targets(target, map_size(features), model.feature_stride, self.cell_label, batch.sizes)
+        mask = model.node_mask(features, batch.sizes)
+        members = model.head.member_logits(model.forward_neck(features, mask), mask)  # type: ignore[arg-type]
+        losses = [cross_entropy_sum(logits, ignore_padding(labels, mask)) for logits in members]
+        return LossSum(torch.stack([loss.total for loss in losses]).mean(), losses[0].count)
+
+
+def batch_features(model: SegmentationModel, batch: Batch) -> tuple[Features, Tensor]:
+    """The features of a batch, computed if it holds images, and its target at the pixels."""
+    if batch.target is None:
+        raise InputError("the batch has no target to learn from; use a split with masks")
+    if batch.features is not None:
+        return batch.features, batch.target
+    if batch.images is None:
+        raise InputError("the batch has neither images nor features; give one of them")
+    return model.forward_features(batch.images), batch.target
+
+
+def marginal_cross_entropy(
+    logits: Tensor,
+    target: Tensor,
+    stride: float,
+    *,
+    resolution: Resolution = "nodes",
+    cell_label: CellLabel = "centre",
+    label_smoothing: float = 0.0,
+    sizes: Tensor | None = None,
+) -> LossSum:
+    """The loss of node logits over labelled nodes or pixels.
+
+    Args:
+        logits: Sums of messages, (B, K, h, w).
+        target: Labels of the pixels, (B, H, W), 255 for void.
+        stride: Pixels per node.
+        resolution: Where to compare: "nodes" or "pixels".
+        cell_label: How a node's label comes from its cell, for "nodes".
+        label_smoothing: Probability mass of the target that is spread uniformly over all classes.
+        sizes: Height and width of each image in pixels, (B, 2), where smaller ones were padded.
+    """
+    logits = at_least_float32(logits)
+    if resolution == "nodes":
+        target = node_targets(target, (logits.shape[2], logits.shape[3]), stride, cell_label, sizes)
+        total = functional.cross_entropy(
+            logits, target, ignore_index=VOID, reduction="sum", label_smoothing=label_smoothing
+        )
+    elif resolution == "pixels":
+        total = pixel_cross_entropy(logits, target, stride, label_smoothing, sizes)
+    else:
+        raise InputError(f"unknown resolution {resolution!r}; {nearest(resolution, get_args(Resolution))}")
+    return LossSum(total, (target != VOID).sum())
+
+
+def cross_entropy_sum(logits: Tensor, target: Tensor) -> LossSum:
+    """− Σ_p log softmax(logits_p)[ŷ_p] over the labelled nodes.
+
+    >>> cross_entropy_sum(torch.zeros(3, 2), torch.tensor([0, 1, 255]))
+    LossSum(total=tensor(1.3863), count=tensor(2))
+
+    Args:
+        logits: One row per node, (…, K).
+        target: Classes of the nodes and 255 for void, (…).
+    """
+    rows = at_least_float32(logits).flatten(0, -2)
+    total = functional.cross_entropy(rows, target.flatten(), ignore_index=VOID, reduction="sum")
+    return LossSum(total, (target != VOID).sum())
+
+
+def sum_losses(losses: Iterable[LossSum]) -> LossSum:
+    """One loss of several batches."""
+    totals, counts = zip(*losses, strict=True)
+    return LossSum(torch.stack(totals).sum(), torch.stack(counts).sum())
+
+
+def pixel_cross_entropy(
+    logits: Tensor, target: Tensor, stride: float, label_smoothing: float = 0.0, sizes: Tensor | None = None
+) -> Tensor:
+    """− Σ log softmax(upsample(logits))[ŷ] over the labelled pixels, a scalar; arguments as above."""
+    whole = [list(target.shape[1:])] * len(target)
+    cut = whole if sizes is None else sizes.tolist()
+    arguments = (logits, target, stride, label_smoothing, cut)
+    total: Tensor = _PixelCrossEntropy.apply(*arguments)  # type: ignore[no-untyped-call]
     return total
-
-
-def interpolation(nodes: int, pixels: int, stride: float, like: Tensor) -> Tensor:
-    """The matrix (pixels, nodes) that interpolates along one axis as `upsample` does."""
-    identity = torch.eye(nodes, dtype=like.dtype, device=like.device)[None]
-    rows = functional.interpolate(identity, size=round(nodes * stride), mode="linear", align_corners=False)
-    missing = max(0, pixels - rows.shape[2])
-    return functional.pad(rows, (0, missing), mode="replicate")[0, :, :pixels].T
 
 
 class _PixelCrossEntropy(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, masks: Tensor, stride: float, label_smoothing: float) -> Tensor:
-        down = interpolation(logits.shape[2], masks.shape[1], stride, logits)  # (H, h)
-        across = interpolation(logits.shape[3], masks.shape[2], stride, logits)  # (W, w)
+    def forward(
+        ctx: Any, logits: Tensor, target: Tensor, stride: float, label_smoothing: float, sizes: list[list[int]]
+    ) -> Tensor:
         total = logits.new_zeros(())
-        gradient = torch.empty_like(logits) if ctx.needs_input_grad[0] else None
-        for number, (image, mask) in enumerate(zip(logits, masks, strict=True)):
-            up = down @ image @ across.T  # (K, H, W)
-            total += _loss_into_gradient(up, mask, label_smoothing)
+        gradient = torch.zeros_like(logits) if ctx.needs_input_grad[0] else None
+        matrices: dict[tuple[int, int], Tensor] = {}
+        for index, size in enumerate(sizes):
+            for axis in (0, 1):
+                if (axis, size[axis]) not in matrices:
+                    nodes, pixels = logits.shape[2 + axis], size[axis]
+                    if pixels < target.shape[1 + axis]:  # an image that was padded
+                        nodes = min(math.ceil(pixels / stride), nodes)
+                    matrices[axis, pixels] = interpolation_matrix(nodes, pixels, stride, logits)
+            down, across = matrices[0, size[0]], matrices[1, size[1]]  # (H, h), (W, w)
+            window = (index, slice(None), slice(down.shape[1]), slice(across.shape[1]))
+            up = down @ logits[window] @ across.T  # (K, H, W)
+            total += _loss_into_gradient(up, target[index, : size[0], : size[1]], label_smoothing)
             if gradient is not None:
-                gradient[number] = down.T @ up @ across
+                gradient[window] = down.T @ up @ across
         ctx.save_for_backward(gradient)
         return total
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, None, None, None]:
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, None, None, None, None]:
         (gradient,) = ctx.saved_tensors
-        return (None if gradient is None else gradient * upstream), None, None, None
+        return (None if gradient is None else gradient * upstream), None, None, None, None
 
 
-def _loss_into_gradient(logits: Tensor, mask: Tensor, label_smoothing: float) -> Tensor:
+def _loss_into_gradient(logits: Tensor, target: Tensor, label_smoothing: float) -> Tensor:
     """Returns the loss of one image (K, H, W) and overwrites the logits with its gradient."""
-    labelled = mask != VOID
-    truth = torch.where(labelled, mask, 0)[None]  # (1, H, W)
+    labelled = target != VOID
+    index = torch.where(labelled, target, 0)[None]  # (1, H, W)
     logits -= logits.amax(0)
-    chosen = logits.gather(0, truth)[0]
+    chosen = logits.gather(0, index)[0]
     mean = logits.mean(0) if label_smoothing else None
     partition = logits.exp_().sum(0)
     loss = partition.log() - (1 - label_smoothing) * chosen
     if mean is not None:
         loss -= label_smoothing * mean
     logits /= partition
-    logits.scatter_add_(0, truth, logits.new_full((), label_smoothing - 1).expand_as(truth))
+    logits.scatter_add_(0, index, logits.new_full((), label_smoothing - 1).expand_as(index))
     if mean is not None:
         logits -= label_smoothing / logits.shape[0]
     logits *= labelled
     return torch.where(labelled, loss, 0).sum()
-
-
-class Loss(NamedTuple):
-    """A summed loss and the number of labelled nodes that it is to be divided by, both scalars."""
-
-    total: Tensor
-    nodes: Tensor
-
-    @property
-    def mean(self) -> Tensor:
-        """The loss of a node; 0 where nothing is labelled."""
-        return self.total / self.nodes.clamp(min=1)
-
-
-def cross_entropy_total(logits: Tensor, labels: Tensor) -> Loss:
-    """− Σ_p log softmax(logits_p)[ŷ_p] over the labelled nodes.
-
-    >>> import torch
-    >>> cross_entropy_total(torch.zeros(3, 2), torch.tensor([0, 1, 255]))
-    Loss(total=tensor(1.3863), nodes=tensor(2))
-
-    Args:
-        logits: One row per node, (…, K).
-        labels: Classes of the nodes and 255 for void, (…).
-    """
-    total = functional.cross_entropy(
-        widened(logits).flatten(0, -2), labels.flatten(), ignore_index=VOID, reduction="sum"
-    )
-    return Loss(total, (labels != VOID).sum())
-
-
-def widened(values: Tensor) -> Tensor:
-    """The values in float32 if they had less, to be summed in."""
-    return values.float() if values.dtype.itemsize < 4 else values
-
-
-Resolution = Literal["nodes", "pixels"]
-
-
-def marginal_cross_entropy(
-    logits: Tensor,
-    masks: Tensor,
-    stride: float,
-    *,
-    resolution: Resolution = "nodes",
-    cell_label: CellLabel = "centre",
-    label_smoothing: float = 0.0,
-) -> Tensor:
-    """The mean loss over labelled nodes or pixels; 0 where nothing is labelled.
-
-    Args:
-        logits: Sums of messages, (B, K, h, w).
-        masks: Truth at pixels, (B, H, W), 255 for void.
-        stride: Image pixels per node.
-        resolution: Where to compare: "nodes" or "pixels".
-        cell_label: How a node's label comes from its cell, for "nodes".
-        label_smoothing: Share of the truth spread evenly over all classes.
-    """
-    logits = widened(logits)
-    if resolution == "nodes":
-        truth = node_labels(masks, (logits.shape[2], logits.shape[3]), stride, cell_label)
-        total = functional.cross_entropy(
-            logits, truth, ignore_index=VOID, reduction="sum", label_smoothing=label_smoothing
-        )
-    elif resolution == "pixels":
-        truth = masks
-        total = pixel_cross_entropy(logits, masks, stride, label_smoothing)
-    else:
-        raise InputError(f"unknown resolution {resolution!r}; {nearest(resolution, get_args(Resolution))}")
-    return total / (truth != VOID).sum().clamp(min=1)
-
-
-def upsample(logits: Tensor, size: tuple[int, int], stride: float) -> Tensor:
-    """Node values (B, K, h, w) at the pixels of the image (B, K, H, W), bilinear, corners not aligned.
-
-    The map is enlarged by exactly the stride, then cut to the image: cells that reach over its edge do not
-    shift the others.
-    """
-    whole = (round(logits.shape[2] * stride), round(logits.shape[3] * stride))
-    enlarged = functional.interpolate(logits, size=whole, mode="bilinear", align_corners=False)
-    height, width = size
-    if whole[0] < height or whole[1] < width:
-        enlarged = functional.pad(
-            enlarged, (0, max(0, width - whole[1]), 0, max(0, height - whole[0])), mode="replicate"
-        )
-    return enlarged[:, :, :height, :width]

@@ -1,25 +1,28 @@
-"""Messages learned: estimators and the passing of their messages over a grid.
+"""Learned messages: a message estimator is a drop-in for a computed message.
 
-Messages learned over any factor graph: any order, mixed types, graphs of any shapes in a batch.
+`MessagePassing` passes them over the nodes of a feature map, `GraphMessagePassing` over any factor graph: any order,
+mixed types, graphs of any shapes in a batch.
 """
 
-from messagenet.message_passing.estimator import FactorType, MessageEstimator
+from messagenet.message_passing.estimator import MessageEstimator, MessagePassingResult
+from messagenet.message_passing.factor_types import FactorType
 from messagenet.message_passing.fused_sum import relu_sum, use_backend
-from messagenet.message_passing.graph import ComputedMessages, GraphField, GraphMessagePassing, Known
-from messagenet.message_passing.grid import MessagePassing, Passed
-from messagenet.message_passing.inspect import Received, from_grid, received_messages
+from messagenet.message_passing.graph import ComputedByType, ComputedMessages, GraphContext, GraphMessagePassing
+from messagenet.message_passing.grid import GridContext, MessagePassing
+from messagenet.message_passing.inspect import Received, as_graph_head, received_messages
 
 __all__ = [
+    "ComputedByType",
     "ComputedMessages",
     "FactorType",
-    "GraphField",
+    "GraphContext",
     "GraphMessagePassing",
-    "Known",
+    "GridContext",
     "MessageEstimator",
     "MessagePassing",
-    "Passed",
+    "MessagePassingResult",
     "Received",
-    "from_grid",
+    "as_graph_head",
     "received_messages",
     "relu_sum",
     "use_backend",

@@ -1,29 +1,36 @@
-r"""How messages are passed: the settings of a head, checked when it is built.
+r"""The message estimator, and the iterations that heads on grids and on graphs share.
 
-What a graph head is made of: its types of factors and variables, and how messages are passed.
+A message estimator is a drop-in for a computed message. Belief propagation computes the factor-to-variable message
+β_{F→p} from a potential; here a network (C2: two fully connected layers, K outputs) estimates it from features:
 
-C2, the message estimator: two fully connected layers on [receiver; sender; dependent], K outputs.
+    β_{F→p} = c_p ( W₂ relu( A f_p + B mean_{q∈F\p} f_q + D d_pF + C x_pF + b ) + b₂ )
+    d_pF    = Σ_{q∈F\p} logsoftmax( L_q − β_{F→q} )              cavity "factor": loopy belief propagation
+            = Σ_{q∈F\p} logsoftmax( L_q )                        cavity "none": mean field
+    L_p     = Σ_{F∋p} β_{F→p},        P(y_p | x) = softmax(L_p)
 
-    β_{F→p} = W₂ relu( A f_p + B f_q + D d_pF + b ) + b₂
+with the L and β of the previous iteration in d. The K outputs do not depend on the order of the factor, while a
+potential has K^order entries. A layer on the concatenation [f_p; f_q; d; x] is the sum of layers on its parts and is
+stored that way: A f and B f are computed once per node, never per edge. x holds the factor's own features and, where
+potentials are known, its computed message. A unary factor has A f_p + b alone.
 
-The first layer of a network on a concatenation is the sum of three layers on its parts, so it is stored as
-three: the products A f and B f are made once per node, never per edge (see `aggregate`). A unary factor has
-no sender and no dependent message. K outputs, whatever the order of the factor.
+A message includes the scale c of the aggregation, so messages always sum to the logits L:
 
-C2 on a factor of any order: two fully connected layers on [receiver; senders; dependent; local], K outputs.
+    sum    c = 1              mean   c = 1 / n_p           n_p: messages of this type that reach node p
+    fixed  c = 1 / degree     sqrt   c = 1 / √degree       degree: a constant of the type, |O| for offsets O
 
-    β_{F→p} = W₂ relu( A f_p + B mean_{q∈F\p} f_q + D d_pF + C x_pF + b ) + b₂
-
-As on the grid, the first layer is stored in parts, so that A f and B f are made once per variable and never per
-factor. x_pF is what belongs to the factor itself: its features, and its computed message where that is known.
+A head runs exactly T synchronous iterations and is trained on the beliefs after the last one. `run` predicts with
+another number of iterations, or iterates until the beliefs have converged.
 """
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Literal, get_args
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from itertools import zip_longest
+from typing import Any, Generic, Literal, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
 import torch
 from torch import Tensor, nn
@@ -34,241 +41,8 @@ Aggregation = Literal["fixed", "sum", "mean", "sqrt"]
 CavityMode = Literal["factor", "none"]
 Initial = Literal["zero", "unary"]
 Dependent = Literal["sum", "mean"]
-
-
-@dataclass(frozen=True)
-class Rules:
-    """The settings of message passing; `MessagePassing` says what each means."""
-
-    num_classes: int
-    hidden: int
-    iterations: int
-    tied: bool
-    cavity: CavityMode
-    initial: Initial
-    aggregation: Aggregation
-    dependent: Dependent
-
-    def __post_init__(self) -> None:
-        for name in ("num_classes", "hidden", "iterations"):
-            if type(getattr(self, name)) is not int:
-                raise InputError(f"{name} is {getattr(self, name)!r}; give a whole number")
-        if self.num_classes < 2:
-            raise InputError(f"num_classes is {self.num_classes}; a labelling needs at least 2 classes")
-        for name in ("hidden", "iterations"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name} is {getattr(self, name)}; give at least 1")
-        for name, kind in (
-            ("cavity", CavityMode),
-            ("initial", Initial),
-            ("aggregation", Aggregation),
-            ("dependent", Dependent),
-        ):
-            if getattr(self, name) not in get_args(kind):
-                raise InputError(
-                    f"unknown {name} {getattr(self, name)!r}; {nearest(getattr(self, name), get_args(kind))}"
-                )
-
-    @property
-    def has_dependent(self) -> bool:
-        """Whether any iteration sees messages that carry information."""
-        return self.iterations > 1 or self.initial == "unary"
-
-
-GraphDependent = Literal["sum", "mean", "concat"]
-ONLY_TYPE = "variable"  # the type of all variables where no types are named
-
-
-@dataclass(frozen=True)
-class FactorType:
-    """A kind of factor: all of a kind share their estimators.
-
-    Attributes:
-        order: Variables per factor; None where factors of this type differ in order.
-        ordered: Whether positions differ in meaning. If so each position that receives has an estimator of its
-            own ("before" and "after" in a sentence); otherwise one estimator serves all (a parity check).
-        sends_to: The positions that are sent messages; None for all. (0,) makes factors that speak to their
-            first variable only, such as a directed edge.
-        variable_types: The type of the variable at each position, where a head has several.
-        features: Length of the feature vector that every factor of this type comes with; 0 for none.
-        degree: How many of these messages a variable typically gets: the constant of aggregation "fixed"
-            (messages are divided by it) and "sqrt" (by its root).
-    """
-
-    order: int | None = 2
-    ordered: bool = True
-    sends_to: tuple[int, ...] | None = None
-    variable_types: tuple[str, ...] | None = None
-    features: int = 0
-    degree: float = 1.0
-
-    def check(self, name: str, classes: Mapping[str, int], dependent: GraphDependent) -> None:
-        """Refuses what does not fit together."""
-        where = f"factor type {name!r}"
-        if not name.isidentifier() or name == "unary":
-            raise InputError(f'{where}: take a word of letters, digits and underscores other than "unary"')
-        if self.order is not None and (type(self.order) is not int or self.order < 2):
-            raise InputError(
-                f"{where}: order is {self.order!r}; give 2 or more, the unary factor is there anyway"
-            )
-        if self.order is None and self.ordered and self.sends_to != (0,):
-            raise InputError(f"{where}: factors of any order have no positions in common; use ordered=False")
-        if self.order is None and dependent == "concat":
-            raise InputError(f'{where}: dependent="concat" needs factors of one order; give it, or use "sum"')
-        positions = self.sends_to
-        if positions is not None and (
-            not positions
-            or len(set(positions)) < len(positions)
-            or not all(0 <= i < (self.order or 2) for i in positions)
-        ):
-            raise InputError(f"{where}: sends_to is {positions}; name positions from 0, each once")
-        if type(self.features) is not int or self.features < 0:
-            raise InputError(
-                f"{where}: features is {self.features!r}; give the length of a factor's features"
-            )
-        if not self.degree > 0:
-            raise InputError(f"{where}: degree is {self.degree!r}; give a number above 0")
-        self._check_variable_types(where, classes)
-
-    def _check_variable_types(self, where: str, classes: Mapping[str, int]) -> None:
-        if self.variable_types is None:
-            if len(classes) > 1:
-                raise InputError(
-                    f"{where}: say with variable_types which of {', '.join(classes)} stands at each position"
-                )
-            return
-        for kind in self.variable_types:
-            if kind not in classes:
-                raise InputError(f"{where}: unknown variable type {kind!r}; {nearest(kind, classes)}")
-        if self.order is None and len(set(self.variable_types)) > 1:
-            raise InputError(f"{where}: factors of any order need one type of variable; name it once")
-        if self.order is not None and len(self.variable_types) != self.order:
-            raise InputError(
-                f"{where}: {len(self.variable_types)} variable_types for {self.order} positions; give one each"
-            )
-        if not self.ordered and len(set(self.variable_types)) > 1:
-            raise InputError(f"{where}: positions of several variable types differ; leave ordered=True")
-
-    def kind_at(self, position: int) -> str:
-        """The type of the variable at a position."""
-        if self.variable_types is None:
-            return ONLY_TYPE
-        return self.variable_types[0 if self.order is None else position]
-
-    @property
-    def has_cavity(self) -> bool:
-        """Whether two variables of a factor talk to each other, so that each has something to leave out."""
-        return self.sends_to is None or len(self.sends_to) > 1
-
-    @property
-    def one_way(self) -> bool:
-        """Whether some position speaks but is sent nothing."""
-        return self.sends_to is not None and len(self.sends_to) != self.order
-
-    @property
-    def receivers(self) -> tuple[int, ...]:
-        """The position that each estimator of this type sends to; the first of them if it serves several."""
-        if self.sends_to is not None:
-            return self.sends_to if self.ordered else self.sends_to[:1]
-        return tuple(range(self.order)) if self.ordered and self.order is not None else (0,)
-
-
-@dataclass(frozen=True)
-class Columns:
-    """How the messages of a factor's other variables make the input d: sender j adds to its own columns.
-
-    Attributes:
-        places: First column of each sender.
-        sizes: Number of columns of each sender: the classes of its variable.
-        weights: What its message is multiplied with.
-        width: Columns in all.
-    """
-
-    places: tuple[int, ...]
-    sizes: tuple[int, ...]
-    weights: tuple[float, ...]
-    width: int
-
-    @property
-    def alike(self) -> bool:
-        """Whether all senders add to the same columns, so that their order does not matter."""
-        return len(set(self.places)) == 1 and len(set(self.weights)) == 1
-
-
-def columns(
-    kind: FactorType, position: int, order: int, classes: Mapping[str, int], dependent: GraphDependent
-) -> Columns:
-    """The columns of d for messages to a position: one set for each type of variable, or for each sender.
-
-    >>> columns(FactorType(4), 0, 4, {"variable": 3}, "mean").weights
-    (0.3333333333333333, 0.3333333333333333, 0.3333333333333333)
-    >>> mixed = FactorType(3, variable_types=("a", "b", "b"))
-    >>> columns(mixed, 1, 3, {"a": 2, "b": 5}, "sum")
-    Columns(places=(0, 2), sizes=(2, 5), weights=(1.0, 1.0), width=7)
-    """
-    kinds = [kind.kind_at(other) for other in range(order) if other != position]
-    keys = list(range(order - 1)) if dependent == "concat" else kinds
-    first: dict[object, int] = {}
-    width = 0
-    for key, name in zip(keys, kinds, strict=True):
-        if key not in first:
-            first[key] = width
-            width += classes[name]
-    return Columns(
-        places=tuple(first[key] for key in keys),
-        sizes=tuple(classes[name] for name in kinds),
-        weights=tuple(1 / kinds.count(name) if dependent == "mean" else 1.0 for name in kinds),
-        width=width,
-    )
-
-
-@dataclass(frozen=True)
-class GraphRules:
-    """The settings of message passing over a graph; `GraphMessagePassing` says what each means."""
-
-    num_classes: Mapping[str, int]
-    factors: Mapping[str, FactorType]
-    hidden: int
-    iterations: int
-    tied: bool
-    cavity: CavityMode
-    initial: Initial
-    aggregation: Aggregation
-    dependent: GraphDependent
-    known: frozenset[str] = field(default_factory=frozenset)
-
-    def __post_init__(self) -> None:
-        for kind, classes in self.num_classes.items():
-            if type(classes) is not int or classes < 2:
-                of = "" if kind == ONLY_TYPE else f" of {kind!r}"
-                raise InputError(f"num_classes{of} is {classes!r}; give a whole number, at least 2")
-        for name in ("hidden", "iterations"):
-            if type(getattr(self, name)) is not int or getattr(self, name) < 1:
-                raise InputError(f"{name} is {getattr(self, name)!r}; give a whole number, at least 1")
-        for name, choices in (
-            ("cavity", CavityMode),
-            ("initial", Initial),
-            ("aggregation", Aggregation),
-            ("dependent", GraphDependent),
-        ):
-            value = getattr(self, name)
-            if value not in get_args(choices):
-                raise InputError(f"unknown {name} {value!r}; {nearest(str(value), get_args(choices))}")
-        for name, factor_type in self.factors.items():
-            factor_type.check(name, self.num_classes, self.dependent)
-        for name in self.known:
-            if name not in {"unary", *self.factors}:
-                raise InputError(f"known names {name!r}; {nearest(name, ['unary', *self.factors])}")
-
-    @property
-    def has_dependent(self) -> bool:
-        """Whether any iteration sees messages that carry information."""
-        return self.iterations > 1 or self.initial == "unary"
-
-    @property
-    def most_classes(self) -> int:
-        """The classes of the variable type with most: the width of beliefs."""
-        return max(self.num_classes.values())
+NodeFeatures = Tensor | Mapping[str, Tensor]
+"""One tensor for all factor types, or one for each by name."""
 
 
 class MessageEstimator(nn.Module):
@@ -277,55 +51,11 @@ class MessageEstimator(nn.Module):
     Args:
         in_channels: r, the length of a node's feature vector.
         hidden: Units of the hidden layer.
-        num_classes: K.
-        has_sender: False for the unary factor.
-        has_dependent: Whether messages of the previous iteration are an input (more than one iteration).
-    """
-
-    def __init__(
-        self, in_channels: int, hidden: int, num_classes: int, *, has_sender: bool, has_dependent: bool
-    ) -> None:
-        super().__init__()
-        self.receiver = nn.Linear(in_channels, hidden)
-        self.sender = nn.Linear(in_channels, hidden, bias=False) if has_sender else None
-        self.dependent = nn.Linear(num_classes, hidden, bias=False) if has_dependent and has_sender else None
-        self.output = nn.Linear(hidden, num_classes)
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """He initialisation of the first layer, as if its parts were one matrix on the concatenation."""
-        parts = [part for part in (self.receiver, self.sender, self.dependent) if part is not None]
-        std = math.sqrt(2 / sum(part.in_features for part in parts))
-        for part in parts:
-            nn.init.normal_(part.weight, std=std)
-        nn.init.zeros_(self.receiver.bias)
-        nn.init.normal_(self.output.weight, std=1 / math.sqrt(self.output.in_features))
-        nn.init.zeros_(self.output.bias)
-
-    def forward(
-        self, receiver: Tensor, sender: Tensor | None = None, dependent: Tensor | None = None
-    ) -> Tensor:
-        """Messages from features and dependent messages with equal leading axes: (…, r), (…, r), (…, K)."""
-        hidden = self.receiver(receiver)
-        if self.sender is not None and sender is not None:
-            hidden = hidden + self.sender(sender)
-        if self.dependent is not None and dependent is not None:
-            hidden = hidden + self.dependent(dependent)
-        message: Tensor = self.output(torch.relu(hidden))
-        return message
-
-
-class FactorEstimator(nn.Module):
-    """One estimator M_F, shared by all factors of a type (by all messages to one position, if these differ).
-
-    Args:
-        in_channels: r, the length of a variable's feature vector.
-        hidden: Units of the hidden layer.
         num_classes: K of the receiver.
         has_sender: False for the unary factor.
-        dependent: Length of d; 0 if messages of the previous iteration are no input.
-        local: Length of x; 0 for none.
-        correction: Start with messages of zero, to be added to computed ones.
+        dependent_channels: Length of d; 0 if messages of the previous iteration are not an input.
+        factor_channels: Length of x; 0 for none.
+        zero_init: Start with zero messages, to be added to computed ones.
     """
 
     def __init__(
@@ -335,29 +65,27 @@ class FactorEstimator(nn.Module):
         num_classes: int,
         *,
         has_sender: bool = True,
-        dependent: int = 0,
-        local: int = 0,
-        correction: bool = False,
+        dependent_channels: int = 0,
+        factor_channels: int = 0,
+        zero_init: bool = False,
     ) -> None:
         super().__init__()
         self.receiver = nn.Linear(in_channels, hidden)
         self.sender = nn.Linear(in_channels, hidden, bias=False) if has_sender else None
-        self.dependent = nn.Linear(dependent, hidden, bias=False) if dependent else None
-        self.local = nn.Linear(local, hidden, bias=False) if local else None
+        self.dependent = nn.Linear(dependent_channels, hidden, bias=False) if dependent_channels else None
+        self.factor = nn.Linear(factor_channels, hidden, bias=False) if factor_channels else None
         self.output = nn.Linear(hidden, num_classes)
-        self.correction = correction
+        self.zero_init = zero_init
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """He initialisation of the first layer, as if its parts were one matrix on the concatenation."""
-        parts = [
-            part for part in (self.receiver, self.sender, self.dependent, self.local) if part is not None
-        ]
+        parts = [part for part in (self.receiver, self.sender, self.dependent, self.factor) if part is not None]
         std = math.sqrt(2 / sum(part.in_features for part in parts))
         for part in parts:
             nn.init.normal_(part.weight, std=std)
         nn.init.zeros_(self.receiver.bias)
-        nn.init.normal_(self.output.weight, std=0 if self.correction else self.output.in_features**-0.5)
+        nn.init.normal_(self.output.weight, std=0 if self.zero_init else 1 / math.sqrt(self.output.in_features))
         nn.init.zeros_(self.output.bias)
 
     def forward(
@@ -365,43 +93,255 @@ class FactorEstimator(nn.Module):
         receiver: Tensor,
         sender: Tensor | None = None,
         dependent: Tensor | None = None,
-        local: Tensor | None = None,
+        factor: Tensor | None = None,
     ) -> Tensor:
-        """Messages, one by one, from inputs with equal leading axes; `sender` is the senders' average."""
+        """Messages (…, K), unscaled, from f_p (…, r), the mean of f_q (…, r), d and x with equal leading axes."""
         hidden = self.receiver(receiver)
-        for part, values in ((self.sender, sender), (self.dependent, dependent), (self.local, local)):
-            if part is not None and values is not None:
-                hidden = hidden + part(values)
+        for layer, values in ((self.sender, sender), (self.dependent, dependent), (self.factor, factor)):
+            if layer is not None and values is not None:
+                hidden = hidden + layer(values)
         message: Tensor = self.output(torch.relu(hidden))
         return message
 
 
-def build_stage(rules: GraphRules, in_channels: int) -> nn.ModuleDict:
-    """The estimators of one iteration: the unary ones, one per type of variable, then those of each factor type."""
-    corrected = "unary" in rules.known
-    unary = [
-        FactorEstimator(in_channels, rules.hidden, size, has_sender=False, correction=corrected)
-        for size in rules.num_classes.values()
-    ]
-    stage = {"unary": nn.ModuleList(unary)}
-    for name, kind in rules.factors.items():
-        stage[name] = nn.ModuleList(
-            _estimator(rules, in_channels, name, kind, position) for position in kind.receivers
-        )
-    return nn.ModuleDict(stage)
+def message_scale(aggregation: Aggregation, count: Tensor, degree: float) -> Tensor:
+    """c, the factor of every message to a node, from n_p (`count`, floating point) and the type's degree.
+
+    >>> message_scale("mean", torch.tensor([0.0, 1.0, 4.0]), degree=4)
+    tensor([1.0000, 1.0000, 0.2500])
+    """
+    if aggregation == "mean":
+        return 1 / count.clamp(min=1)
+    return torch.full_like(count, {"sum": 1.0, "fixed": 1 / degree, "sqrt": 1 / degree**0.5}[aggregation])
 
 
-def _estimator(
-    rules: GraphRules, in_channels: int, name: str, kind: FactorType, position: int
-) -> FactorEstimator:
-    classes = rules.num_classes[kind.kind_at(position)]
-    width = columns(kind, position, kind.order or 2, rules.num_classes, rules.dependent).width
-    known = name in rules.known
-    return FactorEstimator(
-        in_channels,
-        rules.hidden,
-        classes,
-        dependent=width if rules.has_dependent else 0,
-        local=kind.features + (classes if known else 0),
-        correction=known,
-    )
+class Beliefs(NamedTuple):
+    """The state between iterations, on a grid (nodes: B, H, W) or on a graph (nodes: variables).
+
+    Attributes:
+        totals: For each factor type, the sum of its messages to every node, (nodes, K).
+        messages: For types whose cavities the next iteration needs, every message: (B, n, H, W, K) on a grid,
+            (slots, K) on a graph.
+    """
+
+    totals: dict[str, Tensor]
+    messages: dict[str, Tensor]
+
+    @property
+    def logits(self) -> Tensor:
+        """L = Σ_F β_{F→p}, (nodes, K)."""
+        return reduce(torch.add, self.totals.values())
+
+
+class Context:
+    """Everything that is constant across iterations: the graph, the features and their projections.
+
+    Args:
+        features: For each factor type, "unary" among them, (nodes, r).
+    """
+
+    def __init__(self, features: Mapping[str, Tensor]) -> None:
+        self.features = features
+        self._projections: dict[tuple[int, str], tuple[Tensor, Tensor]] = {}
+
+    @property
+    def ref(self) -> Tensor:
+        """A tensor with the dtype, the device and the nodes of the features."""
+        return self.features["unary"]
+
+    def projections(self, name: str, estimator: MessageEstimator) -> tuple[Tensor, Tensor]:
+        """P = A f + b and Q = B f, (nodes, hidden), of a factor type; computed once per estimator."""
+        if (key := (id(estimator), name)) not in self._projections:
+            assert estimator.sender is not None
+            features = self.features[name]
+            self._projections[key] = estimator.receiver(features), estimator.sender(features)
+        return self._projections[key]
+
+    def marginals(self, logits: Tensor) -> Tensor:
+        """P(y_p | x), (nodes, K)."""
+        return torch.softmax(logits, -1)
+
+
+@dataclass(frozen=True, eq=False)
+class MessagePassingResult:
+    """Result of message passing.
+
+    Attributes:
+        logits: L, (variables, K), −∞ at classes that a variable does not have; on a grid (B, K, H, W).
+        messages: For each factor type, the sum of its last messages to every node, shaped like the logits, which
+            are their sum.
+        iterations: How many were run.
+        converged: Whether the last change was within the tolerance; None without a tolerance.
+        history: The largest change of a probability in each iteration; empty without a tolerance.
+        note: A caveat for the reader; empty if there is none.
+    """
+
+    logits: Tensor
+    messages: dict[str, Tensor]
+    iterations: int
+    converged: bool | None
+    history: tuple[float, ...]
+    note: str
+
+    @property
+    def log_marginals(self) -> Tensor:
+        """Logarithms of the marginals, shaped like the logits."""
+        return torch.log_softmax(self.logits, 1)
+
+    @property
+    def marginals(self) -> Tensor:
+        """P(y_p | x), shaped like the logits."""
+        return torch.softmax(self.logits, 1)
+
+    @property
+    def map_state(self) -> Tensor:
+        """Each node's most probable class, (variables,) or (B, H, W)."""
+        return self.logits.argmax(1)
+
+
+class HeadRun(NamedTuple):
+    """One run: the last beliefs, and `iterations`, `converged` and `history` as in `MessagePassingResult`."""
+
+    beliefs: Beliefs
+    iterations: int
+    converged: bool | None
+    history: tuple[float, ...]
+
+
+ContextT = TypeVar("ContextT", bound=Context)
+
+
+class IterativeHead(nn.Module, Generic[ContextT]):
+    """T synchronous iterations of learned messages; a subclass implements one iteration, `step`.
+
+    The keyword-only parameters of a subclass are its options, stored in attributes of the same name.
+
+    Attributes:
+        estimators: One set of estimators for all iterations if tied, else one per iteration.
+    """
+
+    iterations: int
+    tied: bool
+    initial: Initial
+    estimators: nn.ModuleList
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The value of every option."""
+        parameters = inspect.signature(type(self).__init__).parameters.values()
+        return {p.name: getattr(self, p.name) for p in parameters if p.kind is p.KEYWORD_ONLY}
+
+    def check_options(self) -> None:
+        """Refuses values that the annotations of the parameters do not allow; integers are at least 1."""
+        for name, hint in get_type_hints(type(self).__init__).items():
+            value = getattr(self, name, None)
+            if get_origin(hint) is Literal and value not in get_args(hint):
+                raise InputError(f"unknown {name} {value!r}; {nearest(str(value), get_args(hint))}")
+            is_integer = hint is int or (hint == (int | None) and value is not None)
+            if is_integer and (type(value) is not int or value < 1):
+                raise InputError(f"{name} is {value!r}; give a whole number, at least 1")
+
+    def extra_repr(self) -> str:
+        """The options, for print(head)."""
+        return ", ".join(f"{name}={value!r}" for name, value in self.options.items())
+
+    @property
+    def max_classes(self) -> int:
+        """K, the largest number of classes of a node: the width of beliefs."""
+        raise NotImplementedError
+
+    @property
+    def has_dependent(self) -> bool:
+        """Whether any iteration sees messages that carry information."""
+        return self.iterations > 1 or self.initial == "unary"
+
+    def stage(self, iteration: int) -> Mapping[str, Any]:
+        """The estimators of an iteration, by factor type."""
+        stage: Mapping[str, Any] = self.estimators[0 if self.tied else iteration]  # type: ignore[assignment]
+        return stage
+
+    def unary_messages(self, context: ContextT, iteration: int) -> Tensor:
+        """The messages of the unary factors, (nodes, K)."""
+        raise NotImplementedError
+
+    def step(self, context: ContextT, iteration: int, previous: Beliefs, *, keep_messages: bool = True) -> Beliefs:
+        """One synchronous iteration: every factor sends, then every node sums.
+
+        Args:
+            context: The graph and its features.
+            iteration: Counted from 0; it selects the estimators of an untied head.
+            previous: The beliefs before it.
+            keep_messages: Keep single messages where the next iteration needs them for its cavities.
+        """
+        raise NotImplementedError
+
+    def initial_beliefs(self, context: ContextT) -> Beliefs:
+        """β⁰: all messages zero, or those of the unary factors alone."""
+        if self.initial == "unary":
+            return Beliefs({"unary": self.unary_messages(context, 0)}, {})
+        return Beliefs({"unary": context.ref.new_zeros(*context.ref.shape[:-1], self.max_classes)}, {})
+
+    def iterate(
+        self, context: ContextT, iterations: int | None = None, *, keep_messages: bool = False
+    ) -> Iterator[Beliefs]:
+        """The beliefs after each iteration.
+
+        Args:
+            context: The graph and its features.
+            iterations: How many; T by default.
+            keep_messages: Keep single messages in the last iteration too, so that it can be continued.
+        """
+        count = self.iterations if iterations is None else iterations
+        beliefs = self.initial_beliefs(context)
+        for iteration in range(count):
+            keep = keep_messages or iteration + 1 < count
+            beliefs = self.step(context, iteration, beliefs, keep_messages=keep)
+            yield beliefs
+
+    def max_iterations(self, iterations: int | None, tolerance: float | None) -> int:
+        """How many iterations `run` may take: `iterations`, or T by default."""
+        count = self.iterations if iterations is None else iterations
+        if type(count) is not int or count < 1:
+            raise InputError(f"iterations is {count!r}; give a whole number, at least 1")
+        if not self.tied and (count != self.iterations or tolerance is not None):
+            raise InputError(
+                f"this head has separate estimators for each of its {self.iterations} iterations; run exactly these "
+                "without a tolerance, or train it with tied=True"
+            )
+        return count
+
+    def run_until(self, context: ContextT, max_iterations: int, tolerance: float | None) -> HeadRun:
+        """Iterates until no probability changes by more than the tolerance; None runs all iterations."""
+        history: list[float] = []
+        used, converged = 0, None if tolerance is None else False
+        before = context.ref if tolerance is None else context.marginals(self.initial_beliefs(context).logits)
+        for beliefs in self.iterate(context, max_iterations, keep_messages=tolerance is not None):
+            used += 1
+            if tolerance is None:
+                continue
+            after = context.marginals(beliefs.logits)
+            change = (after - before).abs()
+            history.append(float(change.amax()) if change.numel() else 0.0)
+            before = after
+            if converged := history[-1] <= tolerance:
+                break
+        return HeadRun(beliefs, used, converged, tuple(history))
+
+    def result(self, logits: Tensor, messages: dict[str, Tensor], traces: Sequence[HeadRun]) -> MessagePassingResult:
+        """The result of runs side by side: the longest, converged if all of them are."""
+        used, flags = max(trace.iterations for trace in traces), [trace.converged for trace in traces]
+        converged = None if None in flags else all(flags)
+        history = tuple(map(max, zip_longest(*(trace.history for trace in traces), fillvalue=0.0)))
+        note = "" if used == self.iterations else f"trained for {self.iterations} iterations, run for {used}"
+        return MessagePassingResult(logits, messages, used, converged, history, note)
+
+
+def check_dtype_and_device(name: str, values: Tensor, weight: Tensor) -> None:
+    """Refuses a tensor whose device or dtype differs from that of `weight`, a parameter of the head."""
+    if values.device != weight.device:
+        devices = f"{name} are on {values.device}, the head is on {weight.device}"
+        raise InputError(f"{devices}; move one of them with .to(device)")
+    if values.dtype != weight.dtype:
+        if torch.is_autocast_enabled(weight.device.type) and values.dtype.is_floating_point:
+            return  # autocast brings all of them to one dtype
+        raise InputError(f"{name} are {values.dtype}, the head is {weight.dtype}; convert one of them with .to(dtype)")

@@ -64,12 +64,8 @@ def _several_readers(mode, a, b, w, out, i, j0, j1, j2, j3, size, one):
     elif mode == COUNT:
         for k in range(size):
             x = a[uint64(i + k)]
-            low = (one if x + b[uint64(j0 + k)] > 0 else zero) * one + (
-                one if x + b[uint64(j1 + k)] > 0 else zero
-            )
-            high = (one if x + b[uint64(j2 + k)] > 0 else zero) * one + (
-                one if x + b[uint64(j3 + k)] > 0 else zero
-            )
+            low = (one if x + b[uint64(j0 + k)] > 0 else zero) * one + (one if x + b[uint64(j1 + k)] > 0 else zero)
+            high = (one if x + b[uint64(j2 + k)] > 0 else zero) * one + (one if x + b[uint64(j3 + k)] > 0 else zero)
             out[uint64(i + k)] = (low * one + high) * one + out[uint64(i + k)]
     else:
         for pair in range(2):
@@ -109,23 +105,15 @@ def accumulate(mode, a, b, w, height, width, channels, rows, starts, columns, ou
             for part in range(parts):
                 k, end = starts[group] + 4 * part, min(starts[group] + 4 * part + 4, starts[group + 1])
                 if mode == RELU:  # three or four readers each, so that none is left alone
-                    k, end = (
-                        starts[group] + count * part // parts,
-                        starts[group] + count * (part + 1) // parts,
-                    )
+                    k, end = (starts[group] + count * part // parts, starts[group] + count * (part + 1) // parts)
                 start = stop = width
                 together = end == k + 4 or (mode == RELU and end == k + 3)
                 if together and max(0, -columns[k]) < min(width, width - columns[end - 1]):
                     start, stop = max(0, -columns[k]), min(width, width - columns[end - 1])
                     i, size = r * row + start * channels, (stop - start) * channels
-                    j0, j1 = (
-                        origin + (start + columns[k]) * channels,
-                        origin + (start + columns[k + 1]) * channels,
-                    )
-                    j2, j3 = (
-                        origin + (start + columns[k + 2]) * channels,
-                        origin + (start + columns[end - 1]) * channels,
-                    )
+                    at = origin + start * channels
+                    j0, j1 = at + columns[k] * channels, at + columns[k + 1] * channels
+                    j2, j3 = at + columns[k + 2] * channels, at + columns[end - 1] * channels
                     kind = mode if end == k + 4 else RELU_OF_THREE
                     _several_readers(kind, a, b, w, out, i, j0, j1, j2, j3, size, one)
                 for reader in range(k, end):

@@ -1,25 +1,30 @@
-"""Whole networks, saved and loaded."""
+"""Whole networks: features, neck, head; saved and loaded.
 
-from messagenet.models.base import SegmentationNet
-from messagenet.models.controls import ConvolutionNet, EnsembleNet
-from messagenet.models.crf import CRFNet
+A backbone, neck or head of one's own is a plain module, or a class with the decorator `@register("head", "mine")`.
+"""
+
+from messagenet.models.base import Head, InputSpec, SegmentationModel
+from messagenet.models.controls import matched_convolution, matched_ensemble
+from messagenet.models.crf import CRFHead
 from messagenet.models.dense_crf import CRFRNN, DeepLabCRF
 from messagenet.models.fcn8s import FCN8s
-from messagenet.models.inference_machine import InferenceMachineNet
-from messagenet.models.kinds import KINDS
-from messagenet.models.message import PAPER_RELATIONS, MessageNet, UnaryNet
+from messagenet.models.inference_machine import InferenceMachine
+from messagenet.models.message import MessageNet, UnaryHead, UnaryNet
+from messagenet.models.neck import Neck
 
 __all__ = [
     "CRFRNN",
-    "KINDS",
-    "PAPER_RELATIONS",
-    "CRFNet",
-    "ConvolutionNet",
+    "CRFHead",
     "DeepLabCRF",
-    "EnsembleNet",
     "FCN8s",
-    "InferenceMachineNet",
+    "Head",
+    "InferenceMachine",
+    "InputSpec",
     "MessageNet",
-    "SegmentationNet",
+    "Neck",
+    "SegmentationModel",
+    "UnaryHead",
     "UnaryNet",
+    "matched_convolution",
+    "matched_ensemble",
 ]

@@ -1,395 +1,73 @@
-"""What all networks have in common: images in, logits at the nodes out, a loss, and a folder to be saved in.
+"""A segmentation model: features, neck, head.
 
-    image ─ backbone (C1) ─ features ─ [neck] ─ head ─ logits at the nodes ─ upsampled ─ P(y | x) at the pixels
+    image ─ forward_features ─ f ─ forward_neck ─ z ─ head ─ logits at the nodes ─ upsampled ─ P(y | x) at the pixels
+            normalise, pad,        optional        messages, or what stands beside them in a comparison
+            backbone (C1)          convolutions
 
-A network is a backbone and a head (`heads`). Most are trained with the cross-entropy of their marginals; a head with
-an objective of its own is trained with that. Those that are more than a head on one feature map (`fcn8s`,
-`dense_nets`) override `forward` and `loss`, and nothing outside this package needs to know.
-
-What a head is: the part of a network between the feature map and the beliefs.
-
-Every system of the comparison is a backbone and a head, and a head is any module with
-
-    forward(features, valid)        logits of the marginals at the nodes: what it predicts
-    loss(features, labels, valid)   a sum and a count: what it is trained with
-
-A head without an objective of its own is trained with the cross-entropy of its marginals. Neither may depend
-on padding: a map that was padded to the size of others gets the same logits and the same loss as alone.
+All systems are this one class with another head (`Head`), and heads are chosen by kind. What is trained, and with which
+loss, is no part of a model: a loss is an object that is called with a model and a batch (`messagenet.losses`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from messagenet.data.classes import VOID, Classes, as_classes
+from messagenet.data.classes import VOC_CLASSES, VOID, Classes, as_classes
+from messagenet.data.dataset import check_void_values
 from messagenet.errors import InputError, nearest
-from messagenet.geometry import CellLabel, node_labels
+from messagenet.geometry import Features, map_size, node_mask, upsample
 from messagenet.graph import Relation
-from messagenet.losses.cross_entropy import (
-    Loss,
-    Resolution,
-    cross_entropy_total,
-    marginal_cross_entropy,
-    upsample,
-)
-from messagenet.models import saving
-from messagenet.models.backbones import IMAGENET_MEAN, IMAGENET_STD, build_backbone, check_backbone
-from messagenet.models.neck import build_neck
+from messagenet.models.backbones import IMAGENET_MEAN, IMAGENET_STD, Backbone, as_levels, level_maps, level_spec
+from messagenet.settings import KIND, Spec, build, component, convert, find
 
-Features = Tensor | dict[str, Tensor]
+SHARED = "shared"
+"""Name of the backbone that all factor types share."""
+
+Purpose = Literal["loss", "prediction"]
 
 
-class SegmentationNet(nn.Module):
-    """A segmentation network; subclasses set `head`.
-
-    Args:
-        backbone: Name of a backbone ("vgg16", "efficientnet_lite0", 1 or 2, "tiny"), or any module that turns
-            normalised images into a feature map and has `channels` and `stride`.
-        classes: What the labels mean: a class list, their names, or how many there are.
-        relations: Which neighbours the head joins.
-        settings: All other arguments of the subclass, for `save`.
-        backbone_options: Options of a backbone given by name.
-        separate: Factor types with a backbone of their own; none for one backbone that all share.
-        neck: What stands between backbone and head, such as {"width": 128, "filters": 2} (see `neck`), if anything.
-        void_values: Values of the masks it learns from, besides 255, that mean "not labelled": remembered for
-            those who score it.
+@dataclass(frozen=True)
+class InputSpec:
+    """What a model is for; saved with it.
 
     Attributes:
-        stride: Image pixels per node of what `forward` returns.
-        feature_stride: Image pixels per node of the feature map.
-        settings: What `save` writes, and what the network can be built from again.
-        longest_side: The pictures it is for: prediction reduces larger ones to so many pixels. None for any size.
+        classes: What its labels mean.
+        void_values: Mask values, besides 255, that meant "not labelled" in training.
+        longest_side: Larger images are reduced to this many pixels before prediction; None for any size.
+        mean, std: Of the red, green and blue values (in 0..1) that images are normalised with.
+        bands: Channels of an image.
     """
 
-    options: ClassVar[tuple[str, ...]] = ()
-    """Settings that a configuration may give, by the name of the argument."""
+    classes: Classes
+    void_values: tuple[int, ...] = ()
+    longest_side: int | None = None
+    mean: tuple[float, ...] = IMAGENET_MEAN
+    std: tuple[float, ...] = IMAGENET_STD
+    bands: int = 3
 
-    uses_relations: ClassVar[bool] = True
-    """Whether it is built from relations."""
-
-    own_objective: ClassVar[bool] = False
-    """Whether the head is trained with an objective of its own, which is at the nodes."""
-
-    learns_from_features: ClassVar[bool] = True
-    """Whether the feature map is all that the loss needs, so that training can keep it instead of the image."""
-
-    decides_from_features: ClassVar[bool] = True
-    """Whether it is all that the logits need."""
-
-    adjustable: ClassVar[Mapping[str, tuple[float, ...]]] = {}
-    """Settings that training does not learn, and values to try for them on held-out images: see `adjust`."""
-
-    head: nn.Module
-
-    def __init__(
-        self,
-        backbone: str | nn.Module,
-        classes: Classes | Sequence[str] | int,
-        relations: Sequence[Relation] = (),
-        *,
-        settings: Mapping[str, Any],
-        backbone_options: Mapping[str, Any] | None = None,
-        separate: Sequence[str] = (),
-        neck: Mapping[str, Any] | None = None,
-        void_values: Sequence[int] = (),
-    ) -> None:
-        super().__init__()
-        if relations and not self.uses_relations:
-            raise InputError(f"a {type(self).__name__} has no relations; use MessageNet")
-        self.classes = as_classes(classes)
-        self.relations = tuple(relations)
-        self.void_values = tuple(void_values)
-        self.longest_side: int | None = None
-        self.settings: dict[str, Any] = {
-            "backbone": backbone if isinstance(backbone, str) else None,
-            "backbone_options": dict(backbone_options or {}),
-            **({"neck": dict(neck)} if neck else {}),
-            **settings,
-        }
-        names = tuple(separate) or ("shared",)
-        self.backbones = nn.ModuleDict({name: self._backbone(backbone, len(names)) for name in names})
-        self.neck = build_neck(self.channels, neck) if neck else None
-        if self.neck is not None and separate:
-            raise InputError("a neck needs features that all factors share; set separate_features=false")
-        self.feature_stride = self.stride = self._map_stride()
-        self.register_buffer("mean", torch.tensor(IMAGENET_MEAN)[:, None, None], persistent=False)
-        self.register_buffer("std", torch.tensor(IMAGENET_STD)[:, None, None], persistent=False)
-
-    def _backbone(self, backbone: str | nn.Module, copies: int) -> nn.Module:
-        if isinstance(backbone, str):
-            return build_backbone(backbone, **self.settings["backbone_options"])
-        check_backbone(backbone)
-        if copies > 1 or self.settings["backbone_options"]:
-            raise InputError(
-                "a backbone given as a module can be neither copied for separate_features nor changed by "
-                "backbone_options; give its name instead"
-            )
-        return backbone
-
-    def _map_stride(self) -> float:
-        return float(self._first.stride)
-
-    @property
-    def _first(self) -> Any:
-        return next(iter(self.backbones.values()))
-
-    @property
-    def channels(self) -> int:
-        """r, channels of the feature map."""
-        return int(self._first.channels)
-
-    @property
-    def head_channels(self) -> int:
-        """Channels of what the head sees: of the feature map, or of the neck."""
-        return self.channels if self.neck is None else self.neck.channels
-
-    @property
-    def outputs_per_factor(self) -> int:
-        """How many numbers a network computes for a factor: K of a message or of a node's class."""
-        return self.classes.num_classes
-
-    @property
-    def device(self) -> torch.device:
-        """Where the parameters are."""
-        return next(self.parameters()).device
-
-    def features(self, images: Tensor) -> Features:
-        """C1: the feature map (B, r, h, w) of images (B, 3, H, W) in 0..1, or one for each factor type.
-
-        Images are extended below and on the right to a whole number of cells, with the mean colour. `told` is what
-        the head makes of them.
-        """
-        normalised = self.normalised(images)
-        if self.feature_stride == int(self.feature_stride):
-            down, across = (-side % int(self.feature_stride) for side in images.shape[2:])
-            normalised = functional.pad(normalised, (0, across, 0, down))
-        maps: dict[str, Tensor] = {name: each(normalised) for name, each in self.backbones.items()}
-        return maps.get("shared", maps)
-
-    def normalised(self, images: Tensor) -> Tensor:
-        """The images as backbones see them, checked."""
-        if images.ndim != 4 or images.shape[1] != 3:
-            raise InputError(
-                f"images have shape {tuple(images.shape)}; give RGB as (batch, 3, height, width)"
-            )
-        if not images.is_floating_point():
-            raise InputError(
-                f"images are {images.dtype}; give numbers from 0 to 1, such as images.float() / 255"
-            )
-        return (images - self.get_buffer("mean")) / self.get_buffer("std")
-
-    def node_valid(self, valid: Tensor, size: tuple[int, int]) -> Tensor:
-        """Which nodes see any pixel of the image, (B, h, w), from such flags for pixels (B, H, W)."""
-        rows, columns = (
-            (torch.arange(nodes, device=valid.device) * self.feature_stride).long().clamp(max=pixels - 1)
-            for nodes, pixels in zip(size, valid.shape[1:], strict=True)
-        )
-        return valid[:, rows[:, None], columns[None, :]]
-
-    def forward(self, images: Tensor, valid: Tensor | None = None) -> Tensor:
-        """Logits of the marginals at the nodes, (B, K, h, w).
-
-        Args:
-            images: RGB in 0..1, (B, 3, H, W).
-            valid: Which pixels are image and not padding, (B, H, W).
-        """
-        return self.logits_of(images, self.features(images), valid)
-
-    def logits_of(self, images: Tensor, features: Features, valid: Tensor | None = None) -> Tensor:
-        """The same, from images whose features are known."""
-        return self.decided(features, self._existing(features, valid))
-
-    def decided(self, features: Features, valid: Tensor | None = None) -> Tensor:
-        """Logits at the nodes, (B, K, h, w), from the feature map; `valid` says which nodes exist, (B, h, w)."""
-        logits: Tensor = self.head(self.told(features, valid), valid)
-        return logits
-
-    def told(self, features: Features, valid: Tensor | None = None) -> Features:
-        """What the head is told: the feature map, through the neck if there is one."""
-        if self.neck is None:
-            return features
-        assert isinstance(features, Tensor), "refused with separate features"
-        through: Tensor = self.neck(features, valid)
-        return through
-
-    def _seen(self, images: Tensor, valid: Tensor | None) -> tuple[Features, Tensor | None]:
-        """The features, and which nodes exist."""
-        features = self.features(images)
-        return features, self._existing(features, valid)
-
-    def _existing(self, features: Features, valid: Tensor | None) -> Tensor | None:
-        """Which nodes exist, from such flags for pixels."""
-        return None if valid is None else self.node_valid(valid, map_size(features))
-
-    def pixel_logits(self, images: Tensor, valid: Tensor | None = None) -> Tensor:
-        """Logits at the pixels, (B, K, H, W), upsampled from the nodes."""
-        return upsample(self(images, valid), (images.shape[2], images.shape[3]), self.stride)
-
-    def marginals(self, images: Tensor, valid: Tensor | None = None) -> Tensor:
-        """P(y | x) at the pixels, (B, K, H, W)."""
-        return torch.softmax(self.pixel_logits(images, valid), 1)
-
-    def loss(
-        self,
-        inputs: Features,
-        truth: Tensor,
-        valid: Tensor | None = None,
-        *,
-        are_features: bool = False,
-        resolution: Resolution = "nodes",
-        cell_label: CellLabel = "centre",
-        label_smoothing: float = 0.0,
-        names: Sequence[str] = (),
-    ) -> Loss:
-        """What training minimises, as a sum and a count.
-
-        Args:
-            inputs: Images (B, 3, H, W), or their features, one map (B, r, h, w) or one by factor type.
-            truth: Labels of pixels (B, H, W); with features and a loss at the nodes, of nodes (B, h, w).
-            valid: Which pixels, or with features which nodes, are not padding.
-            are_features: Whether the inputs are features.
-            resolution: Where marginals meet the truth; an objective of the head's own is always at the nodes.
-            cell_label: How a node's label comes from its cell.
-            label_smoothing: Share of the truth spread evenly over all classes, for cross-entropy.
-            names: What the images are called, for objectives that remember them.
-        """
-        if self.own_objective:
-            assert resolution == "nodes", "refused by the configuration"
-            assert not label_smoothing, "refused by the configuration"
-            features, valid = (inputs, valid) if are_features else self._seen(_images(inputs), valid)
-            if not are_features:
-                truth = node_labels(truth, map_size(features), self.feature_stride, cell_label)
-            return self.own_loss(self.told(features, valid), truth, valid, names)
-        logits = self.decided(inputs, valid) if are_features else self.judged_logits(_images(inputs), valid)
-        stride = self.judged_stride
-        if resolution == "nodes" and not are_features:
-            truth = node_labels(truth, map_size(logits), stride, cell_label)
-        return marginal_total(logits, truth, stride, resolution, label_smoothing)
-
-    def judged_logits(self, images: Tensor, valid: Tensor | None) -> Tensor:
-        """The logits that cross-entropy compares with the truth, (B, K, h, w), every `judged_stride` pixels."""
-        logits: Tensor = self(images, valid)
-        return logits
-
-    @property
-    def judged_stride(self) -> float:
-        """Pixels per node of `judged_logits`."""
-        return self.stride
-
-    def own_loss(self, features: Features, truth: Tensor, valid: Tensor | None, names: Sequence[str]) -> Loss:
-        """The objective of a head that has one, at the nodes, from what it is told."""
-        own: Loss = self.head.loss(features, truth, valid)  # type: ignore[operator]
-        return own
-
-    @classmethod
-    def upgraded(cls, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """The settings of a saved model of this kind as this version has them; see also `upgrades`."""
-        return dict(settings)
-
-    def trust_features(self) -> None:
-        """Leaves out the search for NaN, which waits for the device, in every part that does it."""
-        for module in self.modules():
-            if hasattr(module, "check_finite"):
-                setattr(module, "check_finite", False)  # noqa: B010 (no attribute of all modules)
-
-    def adjust(self, **values: float) -> None:
-        """Changes settings that training does not learn; `save` writes the new ones.
-
-        Args:
-            **values: Some of `adjustable`.
-        """
-        self.check_adjustable(values)
-        self.settings |= values
-
-    def check_adjustable(self, names: Iterable[str]) -> None:
-        """Refuses settings that cannot be adjusted."""
-        for name in names:
-            if name not in self.adjustable:
-                raise InputError(
-                    f"a {type(self).__name__} has no setting {name!r} to adjust; {nearest(name, self.adjustable)}"
-                )
-
-    def save(self, folder: str | Path, *, half: bool = False) -> Path:
-        """Writes `model.safetensors` and `config.json`; `from_pretrained` reads back the same model.
-
-        Args:
-            folder: Where to.
-            half: Round parameters to 16 bits in the file, which is half as large then; they are read as float32.
-        """
-        return saving.save_model(self, folder, half)
-
-    @classmethod
-    def from_pretrained(
-        cls, folder: str | Path | None = None, backbone: nn.Module | None = None
-    ) -> SegmentationNet:
-        """Reads a saved model of any kind, ready for prediction.
-
-        Args:
-            folder: Where it was saved, or the name of a model in the box; that for animals unless told.
-            backbone: Needed only if it was not built by name.
-        """
-        from messagenet.models.kinds import NETWORKS
-
-        return saving.load_model(folder, NETWORKS, backbone)
+    def __post_init__(self) -> None:
+        check_void_values(self.void_values)
+        side = self.longest_side
+        if side is not None and (type(side) is not int or side < 1):
+            raise InputError(f"longest_side is {side!r}; give a number of pixels")
+        if not len(self.mean) == len(self.std) == self.bands:
+            raise InputError(f"mean and std have {len(self.mean)} and {len(self.std)} values for {self.bands} bands")
 
 
-def marginal_total(
-    logits: Tensor, truth: Tensor, stride: float, resolution: Resolution, label_smoothing: float = 0.0
-) -> Loss:
-    """The summed cross-entropy of node logits (B, K, h, w) with labels of nodes or, upsampled, of pixels."""
-    mean = marginal_cross_entropy(
-        logits,
-        truth,
-        stride if resolution == "pixels" else 1.0,
-        resolution=resolution,
-        label_smoothing=label_smoothing,
-    )
-    nodes = (truth != VOID).sum()
-    return Loss(mean * nodes, nodes)
+class Head(nn.Module):
+    """Base class of heads: the part of a model between features and beliefs.
 
-
-def map_size(features: Features) -> tuple[int, int]:
-    """(h, w) of a map, or of several of one size."""
-    some = features if isinstance(features, Tensor) else next(iter(features.values()))
-    return some.shape[2], some.shape[3]
-
-
-def _images(inputs: Features) -> Tensor:
-    assert isinstance(inputs, Tensor), "images are one tensor"
-    return inputs
-
-
-class Head(Protocol):
-    """The shape of a head, for type checkers."""
-
-    def __call__(self, features: Tensor, valid: Tensor | None = None) -> Tensor:
-        """Logits of the marginals, (B, K, h, w); 0 at nodes that are not valid.
-
-        Args:
-            features: The feature map, (B, r, h, w).
-            valid: Which nodes exist, (B, h, w), where maps of several sizes were padded to one.
-        """
-        ...
-
-    def loss(self, features: Tensor, labels: Tensor, valid: Tensor | None = None) -> Loss:
-        """What training minimises.
-
-        Args:
-            features: The feature map, (B, r, h, w).
-            labels: Classes of the nodes and 255 for void, (B, h, w).
-            valid: Which nodes exist, (B, h, w).
-        """
-        ...
-
-
-class MarginalHead(nn.Module):
-    """A head that is trained with the cross-entropy of its own marginals.
+    `forward(features, mask=None)` maps features (B, r, h, w) to logits of the marginals (B, K, h, w). `mask` says which
+    nodes exist, (B, h, w) bool, where maps of several sizes were padded to one: a map gets the same logits alone and
+    padded, and 0 where there is no node.
 
     Args:
         in_channels: r, channels of the feature map.
@@ -399,6 +77,23 @@ class MarginalHead(nn.Module):
         check_finite: Refuse features with NaN or infinity.
     """
 
+    context: ClassVar[tuple[str, ...]] = ()
+    """Further keyword arguments of `forward`: "size", (H, W) of the images in pixels, and "images", (B, 3, H, W)."""
+
+    needs_images: ClassVar[frozenset[Purpose]] = frozenset()
+    """For what features alone do not suffice."""
+
+    takes_neck: ClassVar[bool] = True
+    """Whether a neck can stand before it."""
+
+    level_strides: ClassVar[tuple[int, ...]] = ()
+    """Strides of the levels that it reads instead of one feature map; `in_channels` is then one number for each."""
+
+    tunable: ClassVar[Mapping[str, tuple[float, ...]]] = {}
+    """Settings that training does not learn, and values to try for them on held-out images."""
+
+    config: dict[str, Any]
+
     def __init__(self, in_channels: int, num_classes: int) -> None:
         super().__init__()
         check_sizes(in_channels, num_classes)
@@ -406,32 +101,377 @@ class MarginalHead(nn.Module):
         self.num_classes = num_classes
         self.check_finite = True
 
-    def loss(self, features: Tensor, labels: Tensor, valid: Tensor | None = None) -> Loss:
-        """− Σ_p log P(ŷ_p | x) over the labelled nodes, and their number."""
-        return marginal_loss(self(features, valid), labels, valid)
+    @property
+    def outputs_per_factor(self) -> int:
+        """How many numbers are computed for a factor: K of a message or of a node's class."""
+        return self.num_classes
 
-    def nodes(self, features: Tensor) -> Tensor:
-        """The features, checked, channels last: (B, h, w, r)."""
-        return checked(features, self.in_channels, self.check_finite).permute(0, 2, 3, 1)
+    def output_stride(self, feature_stride: float) -> float:
+        """Pixels per node of the logits, from those of the feature map."""
+        return feature_stride
+
+    def channels_last(self, features: Tensor) -> Tensor:
+        """The features, checked, as (B, h, w, r)."""
+        return check_features(features, self.in_channels, self.check_finite).permute(0, 2, 3, 1)
 
 
-def marginal_loss(logits: Tensor, labels: Tensor, valid: Tensor | None = None) -> Loss:
-    """The summed cross-entropy of logits (B, K, h, w) and the number of labelled nodes.
+class SegmentationModel(nn.Module):
+    """A backbone, perhaps a neck, and a head.
 
-    >>> marginal_loss(torch.zeros(1, 2, 1, 3), torch.tensor([[[0, 1, 255]]])).mean
-    tensor(0.6931)
+    >>> model = SegmentationModel("tiny", 3, {"kind": "unary", "hidden": 16})
+    >>> model(torch.rand(1, 3, 40, 50)).shape                       # logits at the nodes, one for 4×4 pixels
+    torch.Size([1, 3, 10, 13])
+    >>> model.marginals(torch.rand(1, 3, 40, 50)).shape             # probabilities at the pixels
+    torch.Size([1, 3, 40, 50])
+
+    Args:
+        backbone: The feature network: a kind such as "efficientnet_lite0", a mapping {kind: …, option: value}, or a
+            module with `channels` and `stride` that turns normalised images into a feature map.
+        classes: What the labels mean: a class list, names, or a count; or an `InputSpec`.
+        head: What turns features into logits: a kind, a mapping, or a module. A module whose `forward` has a parameter
+            `mask` is called with (features, mask); any other, such as an `nn.Conv2d`, with the features alone.
+        neck: What stands between the two: a kind, a mapping, a module with `channels`, called as a head is, or nothing.
+        separate_features: A backbone of its own for every factor type, as in the paper, instead of one that all share.
+
+    Attributes:
+        input: What the model is for.
+        feature_stride: Pixels per node of the feature map.
+        output_stride: Pixels per node of the logits.
     """
-    return cross_entropy_total(logits.permute(0, 2, 3, 1), known(labels, valid))
+
+    head: Any
+    neck: nn.Module | None
+
+    def __init__(
+        self,
+        backbone: str | Spec | nn.Module = "efficientnet_lite0",
+        classes: Classes | Sequence[str] | int | InputSpec = VOC_CLASSES,
+        head: str | Spec | nn.Module = "message",
+        *,
+        neck: str | Spec | nn.Module | None = None,
+        separate_features: bool = False,
+    ) -> None:
+        super().__init__()
+        self.input = classes if isinstance(classes, InputSpec) else InputSpec(as_classes(classes))
+        kind: Any = head if isinstance(head, nn.Module) else find("head", _kind(head, "head"), "head")
+        self._levels: tuple[int, ...] = getattr(kind, "level_strides", ())
+        names = _factor_types(kind, head) if separate_features else (SHARED,)
+        self.backbones = nn.ModuleDict({name: self._build_backbone(backbone, len(names)) for name in names})
+        self.feature_stride = float(self._levels[0] if self._levels else self._first_backbone.stride)
+        self.neck = None if neck is None else self._build_neck(neck, kind, separate_features)
+        self.head = self._build_head(head)
+        self.output_stride: float = (
+            self.head.output_stride(self.feature_stride) if isinstance(self.head, Head) else self.feature_stride
+        )
+        self.config: dict[str, Any] = {
+            "backbone": _own_config(self._first_backbone),
+            "neck": _own_config(self.neck),
+            "head": _own_config(self.head),
+            "separate_features": separate_features,
+        }
+        for name, values in (("mean", self.input.mean), ("std", self.input.std)):
+            self.register_buffer(name, torch.tensor(values)[:, None, None], persistent=False)
+
+    def _build_backbone(self, backbone: str | Spec | nn.Module, copies: int) -> nn.Module:
+        if not isinstance(backbone, nn.Module):
+            spec = level_spec(backbone) if self._levels else backbone
+            module: nn.Module = build("backbone", spec, path="backbone")
+        elif copies > 1:
+            raise InputError("a backbone given as a module cannot be copied for separate_features; give its kind")
+        else:
+            module = backbone
+        if self._levels:
+            return as_levels(module)
+        check_backbone(module)
+        return module
+
+    def _build_neck(self, neck: str | Spec | nn.Module, head: Any, separate_features: bool) -> nn.Module:
+        if separate_features:
+            raise InputError("a neck needs features that all factors share; set separate_features=false")
+        if not getattr(head, "takes_neck", True):
+            raise InputError(f"{_name(head)} takes no neck; leave it out")
+        if not isinstance(neck, nn.Module):
+            built: nn.Module = build("neck", neck, path="neck", in_channels=self._first_backbone.channels)
+            return built
+        if not isinstance(getattr(neck, "channels", None), int):
+            raise InputError(
+                f'the neck {type(neck).__name__} has no attribute "channels": set it to the number of channels that it '
+                "returns"
+            )
+        return neck
+
+    def _build_head(self, head: str | Spec | nn.Module) -> nn.Module:
+        if isinstance(head, nn.Module):
+            return head
+        source: Any = self._first_backbone if self.neck is None else self.neck
+        channels = level_channels(source, self._levels) if self._levels else source.channels
+        given = {
+            "in_channels": channels,
+            "num_classes": self.input.classes.num_classes,
+            "feature_stride": self.feature_stride,
+        }
+        built: nn.Module = build("head", head, path="head", **given)
+        return built
+
+    @property
+    def _first_backbone(self) -> Any:
+        return next(iter(self.backbones.values()))
+
+    @property
+    def classes(self) -> Classes:
+        """What the labels mean."""
+        return self.input.classes
+
+    @property
+    def relations(self) -> tuple[Relation, ...]:
+        """The relations of the head; none if it has none."""
+        return tuple(getattr(self.head, "relations", ()))
+
+    @property
+    def needs_images(self) -> frozenset[Purpose]:
+        """For what features alone do not suffice: "loss", "prediction"."""
+        found: frozenset[Purpose] = getattr(self.head, "needs_images", frozenset())
+        return found
+
+    @property
+    def device(self) -> torch.device:
+        """Where the parameters are."""
+        return next(self.parameters()).device
+
+    def forward(self, images: Tensor, sizes: Tensor | None = None) -> Tensor:
+        """Logits of the marginals at the nodes, (B, K, h, w).
+
+        Args:
+            images: RGB in 0..1, (B, 3, H, W).
+            sizes: Height and width of each image in pixels, (B, 2), where smaller ones were padded.
+        """
+        features = self.forward_features(images)
+        return self.forward_head(features, size=_image_size(images), sizes=sizes, images=images)
+
+    def forward_features(self, images: Tensor) -> Features:
+        """C1: the feature map (B, r, h, w) of images, or one for each factor type or level.
+
+        Images are padded with the mean colour, below and on the right, to a whole number of cells. This is what a
+        feature cache holds.
+
+        Args:
+            images: RGB in 0..1, (B, 3, H, W).
+        """
+        x = self.normalise(images)
+        cell = self._levels[-1] if self._levels else self.feature_stride
+        if cell == int(cell):
+            down, across = (-side % int(cell) for side in images.shape[2:])
+            x = functional.pad(x, (0, across, 0, down))
+        if self._levels:
+            levels = level_maps(self._first_backbone, x)
+            return {str(stride): level for stride, level in zip(self._levels, levels, strict=True)}
+        maps: dict[str, Tensor] = {name: backbone(x) for name, backbone in self.backbones.items()}
+        return maps.get(SHARED, maps)
+
+    def forward_neck(self, features: Features, mask: Tensor | None = None) -> Features:
+        """What the head sees: the features, through the neck if there is one.
+
+        Args:
+            features: What `forward_features` returned.
+            mask: Which nodes exist, (B, h, w) bool.
+        """
+        if self.neck is None:
+            return features
+        return _call_part(self.neck, features, mask)
+
+    def forward_head(
+        self,
+        features: Features,
+        *,
+        size: tuple[int, int] | None = None,
+        sizes: Tensor | None = None,
+        images: Tensor | None = None,
+    ) -> Tensor:
+        """Neck and head: logits at the nodes, (B, K, h, w).
+
+        Args:
+            features: What `forward_features` returned.
+            size: (H, W) of the images in pixels; needed by heads that read levels.
+            sizes: Height and width of each image in pixels, (B, 2), where smaller ones were padded.
+            images: RGB in 0..1, (B, 3, H, W); needed by dense CRFs.
+        """
+        return self._call_head(self.head, features, size=size, sizes=sizes, images=images)
+
+    def forward_train(self, features: Features, **context: Any) -> tuple[Tensor, float]:
+        """Logits that a loss compares with the target, and their stride; arguments as for `forward_head`."""
+        if not hasattr(self.head, "forward_train"):
+            return self.forward_head(features, **context), self.output_stride
+        return self._call_head(self.head.forward_train, features, **context), self.feature_stride
+
+    def _call_head(self, head: Any, features: Features, *, sizes: Tensor | None = None, **context: Any) -> Tensor:
+        mask = self.node_mask(features, sizes)
+        context["sizes"] = sizes
+        needed = {name: context[name] for name in getattr(head, "context", ())}
+        return _call_part(head, self.forward_neck(features, mask), mask, **needed)
+
+    def node_mask(self, features: Features, sizes: Tensor | None) -> Tensor | None:
+        """Which nodes of a padded feature map exist, (B, h, w) bool; None if all do."""
+        size = map_size(features)
+        mask = node_mask(sizes, size, self.feature_stride)
+        return None if mask is None else mask.to(self.device)
+
+    def normalise(self, images: Tensor) -> Tensor:
+        """Images as backbones see them, checked."""
+        bands = self.input.bands
+        if images.ndim != 4 or images.shape[1] != bands:
+            raise InputError(f"images have shape {tuple(images.shape)}; give RGB as (batch, {bands}, height, width)")
+        if not images.is_floating_point():
+            raise InputError(f"images are {images.dtype}; give numbers from 0 to 1, such as images.float() / 255")
+        return (images - self.get_buffer("mean")) / self.get_buffer("std")
+
+    def marginals(self, images: Tensor) -> Tensor:
+        """P(y | x) at the pixels, (B, K, H, W), of images (B, 3, H, W) in 0..1."""
+        logits = upsample(self(images), _image_size(images), self.output_stride)
+        return torch.softmax(logits, 1)
+
+    def skip_finite_checks(self) -> None:
+        """Leaves out the search for NaN, which waits for the device, in every part that does it."""
+        for module in self.modules():
+            if hasattr(module, "check_finite"):
+                setattr(module, "check_finite", False)  # noqa: B010 (no attribute of all modules)
+
+    def set_tunable(self, **values: float) -> None:
+        """Changes settings that training does not learn; `save` writes the new ones.
+
+        Args:
+            **values: Some of `head.tunable`.
+        """
+        tunable = getattr(self.head, "tunable", {})
+        for name, value in values.items():
+            if name not in tunable:
+                raise InputError(
+                    f"a {type(self.head).__name__} has no setting {name!r} to tune; {nearest(name, tunable)}"
+                )
+            setattr(self.head, name, value)
+            self.head.config[name] = value
+
+    def save(self, folder: str | Path, *, half: bool = False) -> Path:
+        """Writes `model.safetensors` and `config.json`; `from_pretrained` reads back the same model.
+
+        Args:
+            folder: Where to.
+            half: Round parameters to 16 bits in the file, which is half as large then; they are read as float32.
+        """
+        from messagenet.models.saving import save_model
+
+        return save_model(self, folder, half)
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        folder: str | Path | None = None,
+        *,
+        backbone: nn.Module | None = None,
+        neck: nn.Module | None = None,
+        head: nn.Module | None = None,
+    ) -> SegmentationModel:
+        """Reads a saved model, ready for prediction.
+
+        Args:
+            folder: Where it was saved, or the name of a bundled model. Default: the bundled model.
+            backbone, neck, head: Needed only for parts that were given as modules.
+        """
+        from messagenet.models.saving import load_model
+
+        return load_model(folder, backbone=backbone, neck=neck, head=head)
 
 
-def known(labels: Tensor, valid: Tensor | None) -> Tensor:
-    """The labels, void where there is no node."""
-    return labels if valid is None else torch.where(valid.bool(), labels, VOID)
+def _call_part(part: Any, features: Features, mask: Tensor | None, **context: Any) -> Tensor:
+    """What a head or neck returns; nodes that do not exist are 0 to a module that has no parameter for the mask."""
+    if not isinstance(part, nn.Module) or _takes_mask(type(part).forward):
+        result: Tensor = part(features, mask, **context)
+        return result
+    assert isinstance(features, Tensor), "one feature map for each factor type needs a head that knows them"
+    return zero_padding(part(zero_padding(features, mask)), mask)
 
 
-def heard(values: Tensor, valid: Tensor | None) -> Tensor:
+def _takes_mask(forward: Callable[..., Any]) -> bool:
+    return "mask" in inspect.signature(forward).parameters
+
+
+def _image_size(images: Tensor) -> tuple[int, int]:
+    return images.shape[2], images.shape[3]
+
+
+def _kind(spec: str | Spec, group: str) -> str:
+    kind: str = component(group, spec)[KIND]
+    return kind
+
+
+def _own_config(part: nn.Module | None) -> dict[str, Any] | None:
+    """The kind and settings of a component; None for a module that was not built from them."""
+    config: Any = getattr(part, "config", None)
+    return config if isinstance(config, dict) and KIND in config else None
+
+
+def _name(part: Any) -> str:
+    """The name of a class or function, or of the class of a module."""
+    return getattr(part, "__name__", type(part).__name__)
+
+
+def _factor_types(head: Any, spec: Any) -> tuple[str, ...]:
+    """Names of the feature maps of a head that takes one for every factor type."""
+    if not hasattr(head, "feature_names"):
+        raise InputError(f"{_name(head)} reads one feature map; set separate_features=false")
+    if isinstance(head, nn.Module):
+        relations: Sequence[Relation] = head.relations  # type: ignore[assignment]
+    else:
+        relations = convert(component("head", spec)["relations"], Sequence[Relation], "head.relations")
+    names: tuple[str, ...] = head.feature_names(relations)
+    return names
+
+
+def level_channels(backbone: Backbone, strides: Sequence[int]) -> list[int]:
+    """Channels of the levels of a backbone, seen on an empty image."""
+    module: Any = backbone
+    training, last = module.training, strides[-1]
+    with torch.no_grad():
+        maps = level_maps(module.eval(), torch.zeros(1, 3, last, last))
+    module.train(training)
+    found, wanted = [level.shape[2] for level in maps], [last // stride for stride in strides]
+    if found != wanted:
+        raise InputError(
+            f"FCN-8s adds up maps at strides 8, 16 and 32, of {wanted} nodes on 32 pixels; those of the backbone have "
+            f"{found}: set its levels and output stride accordingly"
+        )
+    return [level.shape[1] for level in maps]
+
+
+def ignore_padding(target: Tensor, mask: Tensor | None) -> Tensor:
+    """Labels of nodes, void where there is no node."""
+    return target if mask is None else torch.where(mask.bool(), target, VOID)
+
+
+def zero_padding(values: Tensor, mask: Tensor | None) -> Tensor:
     """Maps (B, C, h, w) with 0 where there is no node."""
-    return values if valid is None else torch.where(valid.bool()[:, None], values, 0)
+    return values if mask is None else torch.where(mask.bool()[:, None], values, 0)
+
+
+def check_backbone(module: object) -> None:
+    """Refuses a module that cannot serve as a feature network, naming what it lacks.
+
+    >>> from torch import nn
+    >>> check_backbone(nn.Conv2d(3, 8, 1))
+    Traceback (most recent call last):
+    messagenet.errors.InputError: the backbone Conv2d has no attribute "channels": set it to the number of ...
+    """
+    kind = type(module).__name__
+    if not isinstance(module, nn.Module):
+        raise InputError(f"the backbone must be a torch.nn.Module, not {kind}")
+    for attribute, kinds, meaning in (
+        ("channels", (int,), "the number of channels of its feature map"),
+        ("stride", (int, float), "the number of image pixels per node"),
+    ):
+        value = getattr(module, attribute, None)
+        if value is None:
+            raise InputError(f'the backbone {kind} has no attribute "{attribute}": set it to {meaning}')
+        if isinstance(value, bool) or not isinstance(value, kinds) or value <= 0:
+            raise InputError(f"the backbone {kind} has {attribute} = {value!r}: set it to {meaning}")
 
 
 def check_sizes(in_channels: int, num_classes: int) -> None:
@@ -442,7 +482,7 @@ def check_sizes(in_channels: int, num_classes: int) -> None:
         raise InputError(f"num_classes is {num_classes!r}; a labelling needs at least 2 classes")
 
 
-def checked(features: Tensor, in_channels: int, check_finite: bool = True) -> Tensor:
+def check_features(features: Tensor, in_channels: int, check_finite: bool = True) -> Tensor:
     """The feature map, if it is one that a head for so many channels can take."""
     if features.ndim != 4 or features.shape[1] != in_channels:
         raise InputError(
@@ -454,3 +494,8 @@ def checked(features: Tensor, in_channels: int, check_finite: bool = True) -> Te
             "input image"
         )
     return features
+
+
+def at_least_float32(values: Tensor) -> Tensor:
+    """The values in float32 if they had less, to be summed in."""
+    return values.float() if values.dtype.itemsize < 4 else values

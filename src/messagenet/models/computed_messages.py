@@ -2,7 +2,7 @@ r"""Messages of factors whose potentials are known, for heads that learn to corr
 
     μ_{F→p}(y_p) = log Σ_{y_F \ y_p} exp[ θ_F(y_F) + Σ_{q≠p} β_{q→F}(y_q) ],      normalised
 
-The update of `messagenet.inference` behind the interface that `GraphMessagePassing(known=…)` calls. With a head that
+The update of `messagenet.inference` behind the interface that `GraphMessagePassing(computed=…)` calls. With a head that
 has learned nothing yet, passing messages is belief propagation; training starts from there.
 """
 
@@ -22,38 +22,36 @@ from messagenet.message_passing import ComputedMessages
 def table_messages(
     tables: Tensor | Mapping[int, Tensor], *, maximise: bool = False, floor: float = -100.0
 ) -> ComputedMessages:
-    """How factors with these tables compute their messages.
+    """A function that computes the messages of factors with these tables.
 
     >>> same = torch.tensor([[[1.0, 0.0], [0.0, 1.0]]])               # one table for all factors
     >>> compute = table_messages(same)
-    >>> told = torch.tensor([[-0.1, -2.4]])                           # one factor, two positions
-    >>> [message.argmax().item() for message in compute([told, told], torch.arange(1))]
+    >>> incoming = torch.tensor([[-0.1, -2.4]])                           # one factor, two positions
+    >>> [message.argmax().item() for message in compute([incoming, incoming], torch.arange(1))]
     [0, 0]
 
     Args:
         tables: Log-potentials, (factors or 1, K, …, K), one axis per position, -∞ for what is impossible; for a
             type whose factors differ in order, such tables by order.
         maximise: Max-product instead of sum-product.
-        floor: The least that a message says, so that even an impossible state can be taken off a belief again.
+        floor: Smallest value of a message, so that an impossible state can be subtracted from a belief again.
     """
     by_order = {tables.ndim - 1: tables} if isinstance(tables, Tensor) else tables
-    prepared = {
-        order: FactorTable.prepare(each.unsqueeze(1), maximise=maximise) for order, each in by_order.items()
-    }
+    prepared = {order: FactorTable.prepare(each.unsqueeze(1), maximise=maximise) for order, each in by_order.items()}
 
-    def compute(told: Sequence[Tensor], numbers: Tensor) -> list[Tensor]:
-        table = prepared.get(len(told))
+    def compute(incoming: Sequence[Tensor], factor_ids: Tensor) -> list[Tensor]:
+        table = prepared.get(len(incoming))
         if table is None:
-            raise InputError(f"no table for factors of order {len(told)}; there are {sorted(prepared)}")
-        shape = tuple(message.shape[1] for message in told)
-        if tuple(table.logs.shape[2:]) != shape or table.logs.shape[0] not in (1, len(numbers)):
+            raise InputError(f"no table for factors of order {len(incoming)}; there are {sorted(prepared)}")
+        shape = tuple(message.shape[1] for message in incoming)
+        if tuple(table.logs.shape[2:]) != shape or table.logs.shape[0] not in (1, len(factor_ids)):
             raise InputError(
                 f"tables have shape {(table.logs.shape[0], *table.logs.shape[2:])}; for these factors give "
-                f"({len(numbers)} or 1, {', '.join(map(str, shape))})"
+                f"({len(factor_ids)} or 1, {', '.join(map(str, shape))})"
             )
-        if len(numbers) == 0:
-            return [torch.zeros_like(message) for message in told]
-        messages = table.messages([message.unsqueeze(1) for message in told])
+        if len(factor_ids) == 0:
+            return [torch.zeros_like(message) for message in incoming]
+        messages = table.messages([message.unsqueeze(1) for message in incoming])
         return [log_normalise(message.squeeze(1)).clamp_min(floor) for message in messages]
 
     return compute

@@ -8,39 +8,34 @@ reasons than structure. Each of these isolates one:
     context, as far away     dilated 3×3 convolutions (Yu & Koltun, arXiv 1511.07122) before the unary
 
 all with the number of parameters of a given message head, within two per cent.
-
-Controls as whole networks: as many parameters as a `MessageNet` of the same settings, and no messages.
-
-See `controls` for what each of them isolates.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
 
-from messagenet.data.classes import VOC_CLASSES, Classes
 from messagenet.errors import InputError
 from messagenet.graph import Relation
-from messagenet.losses.cross_entropy import Loss, cross_entropy_total
-from messagenet.message_passing import MessageEstimator, MessagePassing
-from messagenet.models.base import MarginalHead, SegmentationNet, heard, known
-from messagenet.models.message import PAPER_RELATIONS
+from messagenet.graph.relations import PAPER_RELATIONS
+from messagenet.message_passing import MessagePassing
+from messagenet.models.base import Head, zero_padding
+from messagenet.models.message import unary_estimator
+from messagenet.settings import register
 
 TOLERANCE = 0.02
 DILATIONS = (1, 2, 4)
 """Reach of 7 nodes to every side: beyond the paper's range box on a map of 32 × 32."""
 
 
-class UnaryEnsemble(MarginalHead):
+class UnaryEnsemble(Head):
     """Unary classifiers that vote: P(y_p | x) is the mean of their probabilities.
 
-    Each is trained with its own loss, not with that of the vote, as members of an ensemble are; `loss` is the mean
-    of theirs. They start from different random weights and share the feature map.
+    Each is trained with a loss of its own, not with that of the vote, as members of an ensemble are
+    (`losses.MemberCrossEntropy`). They start from different random weights and share the feature map.
 
     >>> UnaryEnsemble(16, 5, hidden=32, members=4)(torch.randn(2, 16, 6, 7)).shape
     torch.Size([2, 5, 6, 7])
@@ -54,26 +49,21 @@ class UnaryEnsemble(MarginalHead):
 
     def __init__(self, in_channels: int, num_classes: int, hidden: int, members: int) -> None:
         super().__init__(in_channels, num_classes)
-        self.members = nn.ModuleList(_unary(in_channels, hidden, num_classes) for _ in range(members))
+        self.members = nn.ModuleList(unary_estimator(in_channels, hidden, num_classes) for _ in range(members))
 
-    def forward(self, features: Tensor, valid: Tensor | None = None) -> Tensor:
-        """Log-probabilities of the vote, (B, K, h, w); 0 at nodes that are not valid."""
-        votes = torch.log_softmax(self._member_logits(features), -1)  # (M, B, h, w, K)
+    def forward(self, features: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Log-probabilities of the vote, (B, K, h, w); 0 at nodes that do not exist."""
+        votes = torch.log_softmax(self.member_logits(features, mask), -1)  # (M, B, h, w, K)
         log_mean = torch.logsumexp(votes, 0) - math.log(len(votes))
-        return heard(log_mean.permute(0, 3, 1, 2), valid)
+        return zero_padding(log_mean.permute(0, 3, 1, 2), mask)
 
-    def loss(self, features: Tensor, labels: Tensor, valid: Tensor | None = None) -> Loss:
-        """The members' mean cross-entropy, summed over the labelled nodes, and their number."""
-        labels = known(labels, valid)
-        losses = [cross_entropy_total(logits, labels) for logits in self._member_logits(features)]
-        return Loss(torch.stack([loss.total for loss in losses]).mean(), losses[0].nodes)
-
-    def _member_logits(self, features: Tensor) -> Tensor:
-        nodes = self.nodes(features)
+    def member_logits(self, features: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Logits of every classifier, (M, B, h, w, K)."""
+        nodes = self.channels_last(zero_padding(features, mask))
         return torch.stack([member(nodes) for member in self.members])
 
 
-class ConvolutionHead(MarginalHead):
+class ConvolutionHead(Head):
     """3×3 convolutions, each followed by a ReLU, then the unary classifier.
 
     Nodes that do not exist are zeros to every convolution, as is everything outside the map.
@@ -94,53 +84,80 @@ class ConvolutionHead(MarginalHead):
     ) -> None:
         super().__init__(in_channels, num_classes)
         if not dilations or not all(type(dilation) is int and dilation > 0 for dilation in dilations):
-            raise InputError(
-                f"dilations are {list(dilations)}; give whole numbers above zero such as [1, 2, 4]"
-            )
+            raise InputError(f"dilations are {list(dilations)}; give whole numbers above zero such as [1, 2, 4]")
         widths = [in_channels, *(width for _ in dilations)]
         self.convolutions = nn.ModuleList(
             _convolution(inputs, outputs, dilation)
             for inputs, outputs, dilation in zip(widths, widths[1:], dilations, strict=False)
         )
-        self.unary = _unary(width, hidden, num_classes)
+        self.unary = unary_estimator(width, hidden, num_classes)
 
-    def forward(self, features: Tensor, valid: Tensor | None = None) -> Tensor:
-        """Logits of the marginals, (B, K, h, w); 0 at nodes that are not valid."""
-        x = self.nodes(features).permute(0, 3, 1, 2)
+    def forward(self, features: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Logits of the marginals, (B, K, h, w); 0 at nodes that do not exist."""
+        x = self.channels_last(zero_padding(features, mask)).permute(0, 3, 1, 2)
         for convolution in self.convolutions:
-            x = torch.relu(convolution(heard(x, valid)))  # (B, width, h, w)
+            x = torch.relu(convolution(zero_padding(x, mask)))  # (B, width, h, w)
         logits: Tensor = self.unary(x.permute(0, 2, 3, 1))
-        return heard(logits.permute(0, 3, 1, 2), valid)
+        return zero_padding(logits.permute(0, 3, 1, 2), mask)
 
 
-def ensemble_like(head: MessagePassing, members: int | None = None) -> UnaryEnsemble:
-    """An ensemble with a message head's number of parameters.
+@register("head", "ensemble")
+def matched_ensemble(
+    in_channels: int,
+    num_classes: int,
+    *,
+    relations: Sequence[Relation] = PAPER_RELATIONS,
+    hidden: int = 256,
+    members: int | None = None,
+) -> UnaryEnsemble:
+    """An ensemble with the number of parameters of a message head.
 
     Args:
-        head: The head to match.
-        members: How many classifiers; as many as the head has factor types unless told.
+        in_channels: r, channels of the feature map.
+        num_classes: K.
+        relations: Of the message head to match.
+        hidden: Hidden units of that head.
+        members: How many classifiers; null for as many as that head has factor types.
     """
-    classes, count = head.rules.num_classes, members or len(head.factor_types)
+    parameters = _message_parameters(in_channels, num_classes, relations, hidden)
+    count = members or 1 + len(relations)
 
     def build(width: int) -> UnaryEnsemble:
-        return UnaryEnsemble(head.in_channels, classes, width, count)
+        return UnaryEnsemble(in_channels, num_classes, width, count)
 
-    return build(matching_width(build, parameter_count(head)))
+    return build(matching_width(build, parameters))
 
 
-def convolution_like(head: MessagePassing, dilations: Sequence[int] = (1,)) -> ConvolutionHead:
-    """Convolutions before the head's own unary classifier, with the head's number of parameters altogether.
+@register("head", "convolution")
+def matched_convolution(
+    in_channels: int,
+    num_classes: int,
+    *,
+    relations: Sequence[Relation] = PAPER_RELATIONS,
+    hidden: int = 256,
+    dilations: Sequence[int] = (1,),
+) -> ConvolutionHead:
+    """Convolutions before a unary classifier, with the number of parameters of a message head altogether.
 
     Args:
-        head: The head to match.
+        in_channels: r, channels of the feature map.
+        num_classes: K.
+        relations: Of the message head to match.
+        hidden: Hidden units of that head, and of the classifier.
         dilations: Dilation of each convolution; `DILATIONS` reach as far as the paper's messages.
     """
-    classes, hidden = head.rules.num_classes, head.rules.hidden
+    parameters = _message_parameters(in_channels, num_classes, relations, hidden)
 
     def build(width: int) -> ConvolutionHead:
-        return ConvolutionHead(head.in_channels, classes, width, hidden, dilations)
+        return ConvolutionHead(in_channels, num_classes, width, hidden, dilations)
 
-    return build(matching_width(build, parameter_count(head)))
+    return build(matching_width(build, parameters))
+
+
+def _message_parameters(in_channels: int, num_classes: int, relations: Sequence[Relation], hidden: int) -> int:
+    """Parameters of the message head to match, which is built without memory for them."""
+    with torch.device("meta"):
+        return parameter_count(MessagePassing(in_channels, num_classes, relations, hidden=hidden))
 
 
 def matching_width(build: Callable[[int], nn.Module], parameters: int, tolerance: float = TOLERANCE) -> int:
@@ -184,105 +201,9 @@ def parameter_count(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 
 
-def _unary(in_channels: int, hidden: int, num_classes: int) -> MessageEstimator:
-    return MessageEstimator(in_channels, hidden, num_classes, has_sender=False, has_dependent=False)
-
-
 def _convolution(inputs: int, outputs: int, dilation: int) -> nn.Conv2d:
     convolution = nn.Conv2d(inputs, outputs, 3, padding=dilation, dilation=dilation)
     nn.init.kaiming_normal_(convolution.weight, nonlinearity="relu")
     assert convolution.bias is not None
     nn.init.zeros_(convolution.bias)
     return convolution
-
-
-class _Control(SegmentationNet):
-    """A network whose size is that of a message head, which is built only to be counted."""
-
-    options = ("neck", "hidden")
-
-    def __init__(
-        self,
-        backbone: str | nn.Module,
-        classes: Classes | Sequence[str] | int,
-        relations: Sequence[Relation],
-        hidden: int,
-        settings: Mapping[str, Any],
-        backbone_options: Mapping[str, Any] | None,
-        neck: Mapping[str, Any] | None,
-        void_values: Sequence[int],
-    ) -> None:
-        super().__init__(
-            backbone,
-            classes,
-            relations,
-            settings={"hidden": hidden, **settings},
-            backbone_options=backbone_options,
-            neck=neck,
-            void_values=void_values,
-        )
-        with torch.device("meta"):
-            self._matched = (
-                MessagePassing(self.head_channels, self.classes.num_classes, relations, hidden=hidden),
-            )
-
-    def message_head(self) -> MessagePassing:
-        """The head to be as large as; it holds no numbers."""
-        return self._matched[0]
-
-
-class EnsembleNet(_Control):
-    """Unary classifiers that vote, with the parameters of a message head altogether.
-
-    >>> EnsembleNet("tiny", 3, hidden=16)(torch.rand(1, 3, 40, 50)).shape
-    torch.Size([1, 3, 10, 13])
-
-    Args:
-        backbone, classes, backbone_options, neck, void_values: See `SegmentationNet`.
-        relations, hidden: Of the message head.
-    """
-
-    own_objective = True
-    head: UnaryEnsemble
-
-    def __init__(
-        self,
-        backbone: str | nn.Module = "efficientnet_lite0",
-        classes: Classes | Sequence[str] | int = VOC_CLASSES,
-        relations: Sequence[Relation] = PAPER_RELATIONS,
-        *,
-        backbone_options: Mapping[str, Any] | None = None,
-        neck: Mapping[str, Any] | None = None,
-        hidden: int = 256,
-        void_values: Sequence[int] = (),
-    ) -> None:
-        super().__init__(backbone, classes, relations, hidden, {}, backbone_options, neck, void_values)
-        self.head = ensemble_like(self.message_head())
-
-
-class ConvolutionNet(_Control):
-    """3×3 convolutions before the unary classifier, with the parameters of a message head altogether.
-
-    Args:
-        backbone, classes, backbone_options, neck, void_values: See `SegmentationNet`.
-        relations, hidden: Of the message head.
-        dilations: Dilation of each convolution.
-    """
-
-    head: ConvolutionHead
-
-    def __init__(
-        self,
-        backbone: str | nn.Module = "efficientnet_lite0",
-        classes: Classes | Sequence[str] | int = VOC_CLASSES,
-        relations: Sequence[Relation] = PAPER_RELATIONS,
-        *,
-        backbone_options: Mapping[str, Any] | None = None,
-        neck: Mapping[str, Any] | None = None,
-        hidden: int = 256,
-        dilations: Sequence[int] = (1,),
-        void_values: Sequence[int] = (),
-    ) -> None:
-        settings = {"dilations": list(dilations)}
-        super().__init__(backbone, classes, relations, hidden, settings, backbone_options, neck, void_values)
-        self.head = convolution_like(self.message_head(), dilations)

@@ -1,9 +1,9 @@
-"""Fully connected CRFs on top of a unary network: DeepLab-CRF and CRF-RNN.
+"""Fully connected CRFs on top of a unary classifier: DeepLab-CRF and CRF-RNN.
 
     unary logits at the nodes ─ upsampled to the CRF's resolution ─ T mean-field iterations on the image ─ logits
 
-    DeepLabCRF   the unary is trained as if it were all; the CRF is added for prediction, its parameters searched on
-                 held-out images (Chen, Papandreou, Kokkinos, Murphy & Yuille, ICLR 2015)
+    DeepLabCRF   the unary is trained alone; the CRF is added for prediction, its kernels searched on held-out images
+                 (Chen, Papandreou, Kokkinos, Murphy & Yuille, ICLR 2015)
     CRFRNN       the iterations are layers, trained with the rest: T = 5 in training and 10 in prediction, a learned
                  K × K compatibility that starts as Potts', a weight for every kernel and class (Zheng et al., ICCV
                  2015; Schwing & Urtasun, arXiv 1503.02351)
@@ -15,229 +15,202 @@ The CRF works on cells of `working_stride` pixels: on pixels, as published, or o
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from messagenet.data.classes import VOC_CLASSES, Classes
-from messagenet.errors import InputError, nearest
-from messagenet.graph import Relation
+from messagenet.errors import InputError
+from messagenet.geometry import upsample
 from messagenet.inference.dense import Bilateral, DenseGraph, DenseMeanField, Gaussian
-from messagenet.losses.cross_entropy import upsample
-from messagenet.message_passing import MessagePassing
-from messagenet.models.base import Features, SegmentationNet, map_size
+from messagenet.models.base import Purpose
+from messagenet.models.message import UnaryHead
+from messagenet.settings import at_least, register
 
 WORKING_STRIDES = (1, 2, 4)
-DEEPLAB = {
-    "spatial_weight": 3.0,
-    "spatial_position": 3.0,
-    "bilateral_weight": 10.0,
-    "bilateral_position": 80.0,
-    "bilateral_colour": 13.0,
+PUBLISHED_KERNELS = {
+    "spatial_weight": 3,
+    "spatial_position": 3,
+    "bilateral_weight": 10,
+    "bilateral_position": 80,
+    "bilateral_colour": 13,
 }
-"""Kernels by default: weights, lengths in pixels, colours in 0..255."""
 
 
-class _DenseNet(SegmentationNet):
-    """A unary network, and a dense CRF on its logits."""
+class DenseCRFHead(UnaryHead):
+    """A unary classifier, and a dense CRF on its logits; base of the two below.
 
-    uses_relations = False
-    learns_from_features = decides_from_features = False
-    first_kernels: ClassVar[Mapping[str, float]] = DEEPLAB
-    options = ("neck", "hidden", "working_stride", "kernels")
-    head: MessagePassing
+    Args:
+        in_channels: r, channels of the feature map.
+        num_classes: K.
+        feature_stride: Pixels per node of the feature map.
+        hidden: Hidden units of the unary classifier.
+        working_stride: Pixels per cell of the CRF: 1, 2 or 4.
+        crf_iterations: Of mean field, in prediction.
+        spatial_weight, bilateral_weight: Weight of the kernel over positions, and of that over positions and colours.
+        spatial_position, bilateral_position: Standard deviation of the kernel's positions, in pixels.
+        bilateral_colour: Standard deviation of the kernel's colours, in 0..255.
+    """
+
+    context = ("sizes", "images")
 
     def __init__(
         self,
-        backbone: str | nn.Module = "efficientnet_lite0",
-        classes: Classes | Sequence[str] | int = VOC_CLASSES,
-        relations: Sequence[Relation] = (),
+        in_channels: int,
+        num_classes: int,
+        feature_stride: float,
         *,
-        backbone_options: Mapping[str, Any] | None = None,
-        neck: Mapping[str, Any] | None = None,
         hidden: int = 256,
         working_stride: int = 1,
         crf_iterations: int = 10,
-        kernels: Mapping[str, float] | None = None,
-        void_values: Sequence[int] = (),
+        spatial_weight: float = 3.0,
+        spatial_position: float = 3.0,
+        bilateral_weight: float = 10.0,
+        bilateral_position: float = 80.0,
+        bilateral_colour: float = 13.0,
     ) -> None:
+        super().__init__(in_channels, num_classes, hidden=hidden)
         if working_stride not in WORKING_STRIDES:
             raise InputError(f"working_stride is {working_stride}; choose 1, 2 or 4 pixels")
-        lengths = {**self.first_kernels, **(kernels or {})}
-        for name, value in lengths.items():
-            if name not in DEEPLAB:
-                raise InputError(f"a dense CRF has no kernel setting {name!r}; {nearest(name, DEEPLAB)}")
-            if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-                raise InputError(f"{name} is {value!r}; give a number above 0 such as {DEEPLAB[name]:g}")
-        super().__init__(
-            backbone,
-            classes,
-            relations,
-            settings={
-                "hidden": hidden,
-                "working_stride": working_stride,
-                "crf_iterations": crf_iterations,
-                "kernels": lengths,
-            },
-            backbone_options=backbone_options,
-            neck=neck,
-            void_values=void_values,
-        )
-        self.stride = float(working_stride)
-        self.head = MessagePassing(self.head_channels, self.classes.num_classes, (), hidden=hidden)
+        at_least(1, crf_iterations=crf_iterations)
+        self.feature_stride = feature_stride
+        self.working_stride = working_stride
+        self.crf_iterations = crf_iterations
+        self.spatial_weight, self.spatial_position = spatial_weight, spatial_position
+        self.bilateral_weight, self.bilateral_position = bilateral_weight, bilateral_position
+        self.bilateral_colour = bilateral_colour
+        for name in PUBLISHED_KERNELS:
+            if not (value := getattr(self, name)) > 0:
+                raise InputError(f"{name} is {value}; give a number above 0 such as {PUBLISHED_KERNELS[name]}")
 
-    def unary_logits(self, images: Tensor, valid: Tensor | None = None) -> Tensor:
-        """Logits at the nodes of the feature map, before the CRF, (B, K, h, w)."""
-        return super().logits_of(images, self.features(images), valid)
+    def output_stride(self, feature_stride: float) -> float:
+        """Pixels per cell of the CRF."""
+        return float(self.working_stride)
 
-    def logits_of(self, images: Tensor, features: Features, valid: Tensor | None = None) -> Tensor:
+    def forward(
+        self, features: Tensor, mask: Tensor | None = None, *, sizes: Tensor | None = None, images: Tensor | None = None
+    ) -> Tensor:
         """Logits of the marginals at the cells of the CRF, (B, K, ⌈H/s⌉, ⌈W/s⌉); 0 in padding.
 
         Args:
+            features: The feature map, (B, r, h, w).
+            mask: Which nodes exist, (B, h, w) bool.
+            sizes: Height and width of each image in pixels, (B, 2), where smaller ones were padded.
             images: RGB in 0..1, (B, 3, H, W).
-            features: What the backbone makes of them.
-            valid: Which pixels are image and not padding, (B, H, W).
         """
-        unary = super().logits_of(images, features, valid)
-        colours = cells(images, int(self.stride))  # (B, 3, ⌈H/s⌉, ⌈W/s⌉)
-        if valid is None:
-            return self.refined(colours, self._enlarged(unary, map_size(colours)))
+        if images is None:
+            raise InputError("a dense CRF looks at the image; pass images as well as features")
+        unary = super().forward(features, mask)
+        if mask is None or sizes is None:
+            return self._at_cells(unary, images)
+        height, width = (math.ceil(side / self.working_stride) for side in images.shape[2:])
         logits = []
-        heights, widths = valid.any(2).sum(1).tolist(), valid.any(1).sum(1).tolist()
-        for number, size in enumerate(zip(heights, widths, strict=True)):
-            own = slice(number, number + 1)
-            rows, columns = (math.ceil(side / self.stride) for side in size)
-            high, wide = (math.ceil(side / self.feature_stride) for side in size)
-            potentials = self._enlarged(unary[own, :, :high, :wide], (rows, columns))
-            alone = self.refined(colours[own, :, :rows, :columns], potentials)
-            missing = (0, colours.shape[3] - columns, 0, colours.shape[2] - rows)
-            logits.append(functional.pad(alone, missing))
+        for index, (rows, columns) in enumerate(sizes.tolist()):
+            high, wide = (math.ceil(side / self.feature_stride) for side in (rows, columns))
+            own = slice(index, index + 1)
+            alone = self._at_cells(unary[own, :, :high, :wide], images[own, :, :rows, :columns])
+            logits.append(functional.pad(alone, (0, width - alone.shape[3], 0, height - alone.shape[2])))
         return torch.cat(logits)
 
-    def _enlarged(self, unary: Tensor, size: tuple[int, int]) -> Tensor:
-        """Logits of nodes at the cells of the CRF."""
-        return upsample(unary, size, self.feature_stride / self.stride)
+    def _at_cells(self, unary: Tensor, images: Tensor) -> Tensor:
+        """Logits at the cells of the CRF, from those at the nodes, of images of one size."""
+        colours = mean_cells(images, self.working_stride)  # (B, 3, ⌈H/s⌉, ⌈W/s⌉)
+        size = (colours.shape[2], colours.shape[3])
+        return self.refine(colours, upsample(unary, size, self.feature_stride / self.working_stride))
 
-    def refined(self, colours: Tensor, potentials: Tensor) -> Tensor:
+    def refine(self, colours: Tensor, potentials: Tensor) -> Tensor:
         """Logits (B, K, h, w) after mean field, from colours in 0..1 (B, 3, h, w) and unary logits."""
         graph = DenseGraph(colours.detach().float().clamp(0, 1), self.kernels)
-        weights, compatibility = self.learned()
-        engine = DenseMeanField(self.crf_iterations)
+        weights, compatibility = self.learned_parameters()
+        engine = DenseMeanField(self.num_iterations)
         return engine.run(graph, potentials, weights=weights, compatibility=compatibility).logits
 
     @property
     def kernels(self) -> tuple[Gaussian, Bilateral]:
         """What ties two cells, lengths in cells."""
-        found = self.settings["kernels"]
+        scale = self.working_stride
         return (
-            Gaussian(found["spatial_weight"], found["spatial_position"] / self.stride),
-            Bilateral(
-                found["bilateral_weight"],
-                found["bilateral_position"] / self.stride,
-                found["bilateral_colour"],
-            ),
+            Gaussian(self.spatial_weight, self.spatial_position / scale),
+            Bilateral(self.bilateral_weight, self.bilateral_position / scale, self.bilateral_colour),
         )
 
-    @classmethod
-    def upgraded(cls, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """The settings with the kernels in one place; models used to have them among the others."""
-        if "kernels" in settings:
-            return dict(settings)
-        kernels = {name: value for name, value in settings.items() if name in DEEPLAB}
-        return {name: value for name, value in settings.items() if name not in DEEPLAB} | {"kernels": kernels}
-
-    def adjust(self, **values: float) -> None:
-        """Changes kernels; `save` writes the new ones."""
-        self.check_adjustable(values)
-        self.settings["kernels"] = {**self.settings["kernels"], **values}
-
     @property
-    def crf_iterations(self) -> int:
+    def num_iterations(self) -> int:
         """Of mean field."""
-        return int(self.settings["crf_iterations"])
+        return self.crf_iterations
 
-    def learned(self) -> tuple[Tensor | None, Tensor | None]:
-        """Kernel weights and compatibility, where they are not those of the kernels and Potts'."""
+    def learned_parameters(self) -> tuple[Tensor | None, Tensor | None]:
+        """Kernel weights (kernels, K) and compatibility (K, K), where they are learned."""
         return None, None
 
 
-class DeepLabCRF(_DenseNet):
-    """A unary network with a dense CRF for prediction.
+@register("head", "deeplab_crf")
+class DeepLabCRF(DenseCRFHead):
+    """A unary classifier with a dense CRF for prediction; the CRF takes no part in training.
 
-    >>> DeepLabCRF("tiny", 3, hidden=8)(torch.rand(1, 3, 40, 50)).shape
-    torch.Size([1, 3, 40, 50])
-
-    Args:
-        backbone, classes, backbone_options, neck, void_values: See `SegmentationNet`. With `vgg16`, its `scales` give
-            the multi-scale variant and `fc6_kernel` the field of view.
-        relations: None: all pixels are tied.
-        hidden: Hidden units of the unary classifier.
-        working_stride: Pixels per cell of the CRF: 1, 2 or 4.
-        crf_iterations: Of mean field.
-        kernels: Any of `DEEPLAB` to change: weights, lengths in pixels, colours in 0..255.
+    With `vgg16`, its `scales` give the multi-scale variant and `fc6_kernel` the field of view (DeepLab-MCL).
     """
 
-    learns_from_features = True
-    adjustable: ClassVar[Mapping[str, tuple[float, ...]]] = {
+    needs_images: ClassVar[frozenset[Purpose]] = frozenset({"prediction"})
+    tunable: ClassVar[Mapping[str, tuple[float, ...]]] = {
         "bilateral_weight": (3.0, 5.0, 10.0),
         "bilateral_position": (10.0, 30.0, 80.0),
         "bilateral_colour": (5.0, 13.0, 30.0),
     }
 
-    def judged_logits(self, images: Tensor, valid: Tensor | None) -> Tensor:
-        """Those of the unary network: the CRF takes no part in training."""
-        return self.unary_logits(images, valid)
-
-    @property
-    def judged_stride(self) -> float:
-        """That of the feature map."""
-        return self.feature_stride
+    def forward_train(self, features: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Logits of the unary classifier, (B, K, h, w)."""
+        return UnaryHead.forward(self, features, mask)
 
 
-class CRFRNN(_DenseNet):
-    """A unary network and mean-field layers, trained together.
+@register("head", "crf_rnn")
+class CRFRNN(DenseCRFHead):
+    """A unary classifier and mean-field layers, trained together.
 
-    >>> CRFRNN("tiny", 3, hidden=8)(torch.rand(1, 3, 40, 50)).shape
-    torch.Size([1, 3, 40, 50])
+    The kernel weights are where learning starts: at 1, for a classifier that is not trained yet has nothing worth
+    smoothing strongly.
 
     Args:
-        backbone, classes, backbone_options, neck, void_values: See `SegmentationNet`.
-        relations: None: all pixels are tied.
-        hidden: Hidden units of the unary classifier.
-        working_stride: Pixels per cell of the CRF: 1, 2 or 4.
         training_iterations: Of mean field, in training.
-        crf_iterations: Of mean field, in prediction.
-        kernels: Any of `DEEPLAB` to change. The weights are where learning starts: at 1, for a network that is not
-            trained yet has nothing that is worth smoothing strongly.
     """
 
-    first_kernels: ClassVar[Mapping[str, float]] = {**DEEPLAB, "spatial_weight": 1.0, "bilateral_weight": 1.0}
+    needs_images: ClassVar[frozenset[Purpose]] = frozenset({"loss", "prediction"})
 
-    def __init__(self, *parts: Any, training_iterations: int = 5, **options: Any) -> None:
-        super().__init__(*parts, **options)
-        self.settings["training_iterations"] = training_iterations
-        num_classes = self.classes.num_classes
+    def __init__(
+        self,
+        in_channels: int,
+        num_classes: int,
+        feature_stride: float,
+        *,
+        training_iterations: int = 5,
+        spatial_weight: float = 1.0,
+        bilateral_weight: float = 1.0,
+        **options: Any,
+    ) -> None:
+        options |= {"spatial_weight": spatial_weight, "bilateral_weight": bilateral_weight}
+        super().__init__(in_channels, num_classes, feature_stride, **options)
+        at_least(1, training_iterations=training_iterations)
+        self.training_iterations = training_iterations
         start = torch.tensor([kernel.weight for kernel in self.kernels])
         self.kernel_weights = nn.Parameter(start[:, None].repeat(1, num_classes))  # (kernels, K)
         self.compatibility = nn.Parameter(1 - torch.eye(num_classes))
 
     @property
-    def crf_iterations(self) -> int:
+    def num_iterations(self) -> int:
         """Of mean field: fewer in training."""
-        return int(self.settings["training_iterations" if self.training else "crf_iterations"])
+        return self.training_iterations if self.training else self.crf_iterations
 
-    def learned(self) -> tuple[Tensor | None, Tensor | None]:
+    def learned_parameters(self) -> tuple[Tensor | None, Tensor | None]:
         """Kernel weights (kernels, K) and compatibility (K, K)."""
         return self.kernel_weights, self.compatibility
 
 
-def cells(images: Tensor, stride: int) -> Tensor:
+def mean_cells(images: Tensor, stride: int) -> Tensor:
     """The mean colour of each cell of stride × stride pixels, (B, 3, ⌈H/stride⌉, ⌈W/stride⌉).
 
-    >>> cells(torch.arange(3.0).expand(1, 3, 1, 3), 2)[0, 0]
+    >>> mean_cells(torch.arange(3.0).expand(1, 3, 1, 3), 2)[0, 0]
     tensor([[0.5000, 2.0000]])
     """
     if stride == 1:

@@ -1,44 +1,39 @@
 """Inference machines: message passing with a classifier for a message (Ross, Munoz, Hebert & Bagnell, CVPR 2011).
 
-    m_{p→s} = softmax( W x_p + b + Σ_{i ≠ s} U_i m_i )            what p tells its neighbour number s
-    P(y_p)  = softmax( W x_p + b + Σ_i U_i m_i )                  what p believes
+    m_{p→s} = softmax( W x_p + b + Σ_{i ≠ s} U_i m_i )            the message of p to its neighbour s
+    P(y_p)  = softmax( W x_p + b + Σ_i U_i m_i )                  the belief of p
 
-m_i is the message that neighbour i sent to p one iteration ago, K probabilities. Every neighbour has a place of its
-own in the input, so the number of neighbours is fixed, and the predictor is a logistic regression on [x_p; m_1 … m_n]:
+m_i is the message that neighbour i sent to p one iteration ago, K probabilities. Every neighbour has its own position
+in the input, so the number of neighbours is fixed, and the predictor is a logistic regression on [x_p; m_1 … m_n]:
 variable-to-factor messages are learned, and there are no factors. The message to a neighbour leaves out what that
-neighbour said (belief propagation); with cavity "none" it does not, and p tells everyone its belief (mean field).
+neighbour sent (belief propagation); with cavity "none" it does not, and p sends its belief to everyone (mean field).
 
 A message that is missing, because there is no such neighbour or because it is left out, is replaced by the uniform
 one. Messages enter as m − 1/K, which moves only b, so that a missing one is zero.
 
-T predictions are made. The first has heard nothing and is the classifier of x_p alone; the belief after the last is
-the result. The predictor is tied (one for all iterations) or untied. It is trained stage by stage, by aggregation
-(both in `machine_training`), or end to end, by back-propagation through all iterations: that is `loss`.
-
-An inference machine as a whole network (Ross, Munoz, Hebert & Bagnell, CVPR 2011).
-
-Its nodes are described by hand-crafted features (`backbones` "hand_crafted"), as in the original, or by a network.
+T predictions are made. The first has received no messages and is the classifier of x_p alone; the belief after the
+last is the result. The predictor is tied (one for all iterations) or untied. It is trained stage by stage or by data
+aggregation (`training.inference_machine`), or with the cross-entropy of the beliefs after the last iteration, by
+back-propagation through all of them. Features are hand-crafted (backbone "hand_crafted"), as in the original, or
+those of a network.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, get_args
+from typing import get_args
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from messagenet.data.classes import VOC_CLASSES, Classes
 from messagenet.errors import InputError, nearest
 from messagenet.graph import Offset, Relation, window
 from messagenet.message_passing.estimator import CavityMode
 from messagenet.models.backbones.hand_crafted import POSITIONS, positions
-from messagenet.models.base import MarginalHead, SegmentationNet, heard
+from messagenet.models.base import Head, zero_padding
+from messagenet.settings import register
 
-NEIGHBOURS = Relation(
-    "neighbours", offsets=((-8, 0), (-4, 0), (-1, 0), (0, -1), (0, 1), (1, 0), (4, 0), (8, 0))
-)
+NEIGHBOURS = Relation("neighbours", offsets=((-8, 0), (-4, 0), (-1, 0), (0, -1), (0, 1), (1, 0), (4, 0), (8, 0)))
 """The four nearest, and four further up and down."""
 
 
@@ -50,7 +45,7 @@ class LogisticPredictor(nn.Module):
     Args:
         in_channels: Length of x_p.
         num_classes: K.
-        neighbours: How many send; 0 for a predictor that is never told anything.
+        neighbours: How many send; 0 for a predictor that never receives messages.
     """
 
     def __init__(self, in_channels: int, num_classes: int, neighbours: int) -> None:
@@ -60,22 +55,23 @@ class LogisticPredictor(nn.Module):
         for parameter in self.parameters():
             nn.init.zeros_(parameter)
 
-    def belief(self, own: Tensor, told: Tensor) -> Tensor:
+    def belief(self, own: Tensor, incoming: Tensor) -> Tensor:
         """Logits of the beliefs, (…, K), from features (…, r) and messages less 1/K (…, n, K)."""
         logits: Tensor = self.own(own)
-        return logits if self.others is None else logits + self.others(told.flatten(-2))
+        return logits if self.others is None else logits + self.others(incoming.flatten(-2))
 
-    def replies(self, own: Tensor, told: Tensor) -> Tensor:
-        """Logits of what to tell each neighbour, its own message left out, (…, n, K)."""
-        belief = self.belief(own, told).unsqueeze(-2)
+    def replies(self, own: Tensor, incoming: Tensor) -> Tensor:
+        """Logits of the reply to each neighbour, its own message left out, (…, n, K)."""
+        belief = self.belief(own, incoming).unsqueeze(-2)
         if self.others is None:
-            return belief.expand(told.shape)
-        weight = self.others.weight.unflatten(1, told.shape[-2:])  # (K, n, K)
-        return belief - torch.einsum("...sk,jsk->...sj", told, weight)
+            return belief.expand(incoming.shape)
+        weight = self.others.weight.unflatten(1, incoming.shape[-2:])  # (K, n, K)
+        return belief - torch.einsum("...sk,jsk->...sj", incoming, weight)
 
 
-class InferenceMachine(MarginalHead):
-    """The machine as a head.
+@register("head", "inference_machine")
+class InferenceMachine(Head):
+    """An inference machine.
 
     >>> machine = InferenceMachine(16, 5)
     >>> machine(torch.randn(2, 16, 12, 15)).shape
@@ -85,18 +81,20 @@ class InferenceMachine(MarginalHead):
         in_channels: r, channels of the feature map.
         num_classes: K.
         neighbours: Who sends, with a size that does not depend on the map.
-        iterations: T, the number of predictions; after the first, each hears the messages of the one before.
+        iterations: T, the number of predictions; after the first, each receives the messages of the one before.
         tied: One predictor for all iterations, or one for each.
-        cavity: "factor" leaves a neighbour's own message out of what it is told; "none" does not.
+        cavity: "factor" leaves a neighbour's own message out of the reply to it; "none" does not.
         position: Whether x_p includes where p is in its image.
     """
+
+    takes_neck = False
 
     def __init__(
         self,
         in_channels: int,
         num_classes: int,
-        neighbours: Relation = NEIGHBOURS,
         *,
+        neighbours: Relation = NEIGHBOURS,
         iterations: int = 3,
         tied: bool = True,
         cavity: CavityMode = "factor",
@@ -118,16 +116,16 @@ class InferenceMachine(MarginalHead):
         self.cavity = cavity
         self.position = position
         channels = in_channels + (POSITIONS if position else 0)
-        hears = [iterations > 1] if tied else [step > 0 for step in range(iterations)]
+        receives = [iterations > 1] if tied else [step > 0 for step in range(iterations)]
         self.predictors = nn.ModuleList(
-            LogisticPredictor(channels, num_classes, len(self.offsets) if told else 0) for told in hears
+            LogisticPredictor(channels, num_classes, len(self.offsets) if each else 0) for each in receives
         )
 
     @property
     def reverse(self) -> tuple[int | None, ...]:
-        """For each neighbour, the place that we have in its list; None where it does not leave us out."""
-        places = {offset: i for i, offset in enumerate(self.offsets)}
-        return tuple(places.get((-dy, -dx)) if self.cavity == "factor" else None for dy, dx in self.offsets)
+        """For each neighbour, our index among its neighbours; None where it does not leave us out."""
+        indices = {offset: i for i, offset in enumerate(self.offsets)}
+        return tuple(indices.get((-dy, -dx)) if self.cavity == "factor" else None for dy, dx in self.offsets)
 
     def predictor(self, step: int) -> LogisticPredictor:
         """The predictor of an iteration, counted from 0."""
@@ -135,89 +133,43 @@ class InferenceMachine(MarginalHead):
         assert isinstance(predictor, LogisticPredictor)
         return predictor
 
-    def forward(self, features: Tensor, valid: Tensor | None = None) -> Tensor:
-        """Logits of the beliefs after the last iteration, (B, K, h, w); 0 at nodes that are not valid."""
-        own = self.own_features(features, valid)
-        told = self.silence(own)
+    def forward(self, features: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Logits of the beliefs after the last iteration, (B, K, h, w); 0 at nodes that do not exist."""
+        own = self.own_features(features, mask)
+        incoming = self.initial_messages(own)
         for step in range(self.iterations - 1):
-            told = self.exchanged(step, own, told, valid)
-        logits = self.predictor(self.iterations - 1).belief(own, told)
-        return heard(logits.permute(0, 3, 1, 2), valid)
+            incoming = self.exchange(step, own, incoming, mask)
+        logits = self.predictor(self.iterations - 1).belief(own, incoming)
+        return zero_padding(logits.permute(0, 3, 1, 2), mask)
 
-    def own_features(self, features: Tensor, valid: Tensor | None = None) -> Tensor:
+    def own_features(self, features: Tensor, mask: Tensor | None = None) -> Tensor:
         """x_p, (B, h, w, r), with the position appended if the machine uses it."""
-        nodes = self.nodes(features)
+        nodes = self.channels_last(zero_padding(features, mask))
         if not self.position:
             return nodes
-        present = nodes.new_ones(nodes.shape[:3], dtype=torch.bool) if valid is None else valid.bool()
+        present = nodes.new_ones(nodes.shape[:3], dtype=torch.bool) if mask is None else mask.bool()
         return torch.cat([nodes, positions(present).to(nodes.dtype)], -1)
 
-    def silence(self, own: Tensor) -> Tensor:
+    def initial_messages(self, own: Tensor) -> Tensor:
         """The messages before the first iteration, less 1/K: (B, h, w, n, K)."""
         return own.new_zeros(*own.shape[:3], len(self.offsets), self.num_classes)
 
-    def exchanged(self, step: int, own: Tensor, told: Tensor, valid: Tensor | None = None) -> Tensor:
-        """What every node has been told after an iteration, less 1/K: (B, h, w, n, K)."""
+    def exchange(self, step: int, own: Tensor, incoming: Tensor, mask: Tensor | None = None) -> Tensor:
+        """The messages that every node receives in an iteration, less 1/K: (B, h, w, n, K)."""
         predictor, reverse = self.predictor(step), self.reverse
-        belief = predictor.belief(own, told)
-        replies = predictor.replies(own, told) if any(place is not None for place in reverse) else None
+        belief = predictor.belief(own, incoming)
+        replies = predictor.replies(own, incoming) if any(index is not None for index in reverse) else None
         received = []
-        for offset, place in zip(self.offsets, reverse, strict=True):
-            sent = belief if place is None or replies is None else replies[..., place, :]
-            received.append(self.arriving(torch.softmax(sent, -1) - 1 / self.num_classes, offset, valid))
+        for offset, index in zip(self.offsets, reverse, strict=True):
+            sent = belief if index is None or replies is None else replies[..., index, :]
+            received.append(self.receive(torch.softmax(sent, -1) - 1 / self.num_classes, offset, mask))
         return torch.stack(received, -2)
 
-    def arriving(self, sent: Tensor, offset: Offset, valid: Tensor | None = None) -> Tensor:
+    def receive(self, sent: Tensor, offset: Offset, mask: Tensor | None = None) -> Tensor:
         """The values (B, h, w, C) of the node at an offset from each; 0 where there is no such node."""
         (height, width), (dy, dx) = sent.shape[1:3], offset
-        if valid is not None:
-            sent = torch.where(valid.bool()[..., None], sent, 0)
+        if mask is not None:
+            sent = torch.where(mask.bool()[..., None], sent, 0)
         if (w := window((height, width), offset)) is None:
             return torch.zeros_like(sent)
         return functional.pad(sent[w.senders], (0, 0, max(0, -dx), max(0, dx), max(0, -dy), max(0, dy)))
-
-
-class InferenceMachineNet(SegmentationNet):
-    """Features, and an inference machine on them; `loss` back-propagates through all its iterations.
-
-    >>> import torch
-    >>> InferenceMachineNet(classes=3)(torch.rand(1, 3, 40, 50)).shape
-    torch.Size([1, 3, 5, 7])
-
-    Args:
-        backbone, classes, backbone_options, void_values: See `SegmentationNet`.
-        relations: None: a machine has a fixed number of neighbours (`inference_machine.NEIGHBOURS`).
-        inference_iterations, tied, cavity: See `InferenceMachine`.
-    """
-
-    uses_relations = False
-    options = ("inference_iterations", "tied", "cavity")
-    head: InferenceMachine
-
-    def __init__(
-        self,
-        backbone: str | nn.Module = "hand_crafted",
-        classes: Classes | Sequence[str] | int = VOC_CLASSES,
-        relations: Sequence[Relation] = (),
-        *,
-        backbone_options: Mapping[str, Any] | None = None,
-        inference_iterations: int = 3,
-        tied: bool = True,
-        cavity: CavityMode = "factor",
-        void_values: Sequence[int] = (),
-    ) -> None:
-        super().__init__(
-            backbone,
-            classes,
-            relations,
-            settings={"inference_iterations": inference_iterations, "tied": tied, "cavity": cavity},
-            backbone_options=backbone_options,
-            void_values=void_values,
-        )
-        self.head = InferenceMachine(
-            self.channels,
-            self.classes.num_classes,
-            iterations=inference_iterations,
-            tied=tied,
-            cavity=cavity,
-        )

@@ -1,100 +1,72 @@
 """Saved models: a folder with `config.json` (what to build) and `model.safetensors` (its parameters).
 
-Nothing in it is executed on loading. Reading is strict: an unknown or missing setting or parameter is refused
-by name, and so is a file that does not belong to the configuration beside it.
+    config.json    format, model: {backbone, neck, head, separate_features}, input: an `InputSpec`, and perhaps
+                   stored: "fp16"
 
-Models saved by earlier versions: what was called otherwise then, brought to the names of this version.
-
-Filters used to be an option of the backbone and are now a neck.
+A component is its kind and all its settings; null for a part that was given as a module. Nothing in the folder is
+executed on loading. Reading is strict: an unknown or missing setting or parameter is refused by name, and so is a file
+that does not belong to the configuration beside it.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as dump_tensors
 from torch import Tensor, nn
 
-from messagenet.bundled import model_folder, shipped_models
+from messagenet.bundled import bundled_models, model_folder
 from messagenet.data.classes import Classes
-from messagenet.data.dataset import checked_void_values
 from messagenet.errors import InputError, nearest, write_atomically
-from messagenet.graph import Relation
+from messagenet.models.base import InputSpec, SegmentationModel
+from messagenet.settings import component, convert
 
-if TYPE_CHECKING:
-    from messagenet.models.base import SegmentationNet
-
-
-OLD_FILTERS, NEW_FILTERS = "backbones.shared.filters.", "neck.filters."
-
-
-def upgraded_settings(settings: Mapping[str, Any], options: Collection[str]) -> dict[str, Any]:
-    """The settings of a saved model, for a network with these options.
-
-    >>> upgraded_settings({"backbone_options": {"filters": 2}}, ["neck"])
-    {'backbone_options': {}, 'neck': {'filters': 2}}
-    """
-    found = {key: value for key, value in settings.items() if key != "neck" or value}
-    given = found.get("backbone_options")
-    if isinstance(given, Mapping) and "filters" in given and "neck" in options:
-        found["backbone_options"] = {key: value for key, value in given.items() if key != "filters"}
-        if given["filters"]:
-            found.setdefault("neck", {"filters": given["filters"]})
-    return found
-
-
-def upgraded_state(state: Mapping[str, Tensor], own: Collection[str]) -> dict[str, Tensor]:
-    """The parameters of a saved model, for a network whose own have these names."""
-
-    def renamed(name: str) -> str:
-        old = name not in own and name.startswith(OLD_FILTERS)
-        return NEW_FILTERS + name.removeprefix(OLD_FILTERS) if old else name
-
-    return {renamed(name): values for name, values in state.items()}
-
-
-FORMAT = 1
+MODEL_FORMAT = 2
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
-KEYS = ("format", "model", "classes", "relations", "settings")
-STORED = "stored"
-HALF = "fp16"
-VOID_VALUES = "void_values"
-LONGEST = "longest_side"
+STORED, HALF = "stored", "fp16"
+PARTS = ("backbone", "neck", "head")
+INPUT = {
+    "void_values": tuple[int, ...],
+    "longest_side": int | None,
+    "mean": tuple[float, ...],
+    "std": tuple[float, ...],
+    "bands": int,
+}
 
 
-def save_model(net: SegmentationNet, folder: str | Path, half: bool = False) -> Path:
+def save_model(model: SegmentationModel, folder: str | Path, half: bool = False) -> Path:
     """Writes a model's configuration and parameters; each file appears whole or not at all.
 
     Args:
-        net: The model.
+        model: The model.
         folder: Where to.
         half: Whether to round the parameters to 16 bits in the file; they are read back as float32.
     """
     folder = Path(folder)
+    spec = model.input
     config = {
-        "format": FORMAT,
-        "model": type(net).__name__,
-        "classes": _classes_entry(net),
-        "relations": [relation.to_dict() for relation in net.relations],
-        "settings": net.settings,
+        "format": MODEL_FORMAT,
+        "model": model.config,
+        "input": {
+            "classes": {"names": spec.classes.names, "colours": spec.classes.colours},
+            **{name: getattr(spec, name) for name in INPUT},
+        },
     }
-    if net.longest_side is not None:
-        config[LONGEST] = net.longest_side
-    state = {name: values.detach().contiguous().cpu() for name, values in net.state_dict().items()}
+    state = {name: values.detach().contiguous().cpu() for name, values in model.state_dict().items()}
     if half:
         config[STORED] = HALF
-        state = {name: _halved(name, values) for name, values in state.items()}
+        state = {name: _halve(name, values) for name, values in state.items()}
     write_atomically(folder / WEIGHTS, dump_tensors(state))
     write_atomically(folder / CONFIG, (json.dumps(config, indent=2) + "\n").encode())
     return folder
 
 
-def _halved(name: str, values: Tensor) -> Tensor:
+def _halve(name: str, values: Tensor) -> Tensor:
     if not values.is_floating_point():
         return values
     rounded = values.half()
@@ -103,46 +75,71 @@ def _halved(name: str, values: Tensor) -> Tensor:
     return rounded
 
 
-def _classes_entry(net: SegmentationNet) -> dict[str, Any]:
-    """What labels mean; void values only if there are any, as earlier versions had none."""
-    entry: dict[str, Any] = {"names": net.classes.names, "colours": net.classes.colours}
-    return entry | ({VOID_VALUES: net.void_values} if net.void_values else {})
+def load_model(folder: str | Path | None, **modules: nn.Module | None) -> SegmentationModel:
+    """Builds the model that `save_model` wrote, or a bundled one, ready for prediction (`eval` mode).
 
-
-def load_model(
-    folder: str | Path | None, kinds: Mapping[str, type[SegmentationNet]], backbone: nn.Module | None = None
-) -> SegmentationNet:
-    """Builds the model that `save_model` wrote, or one in the box, ready for prediction (`eval` mode)."""
+    Args:
+        folder: Where it was saved, or the name of a bundled model. Default: the bundled model.
+        **modules: Parts that were given as modules, by name.
+    """
     folder = model_folder(folder)
     config = read_config(folder)
-    if config["model"] not in kinds:
-        raise InputError(
-            f"{folder / CONFIG}: unknown model {config['model']!r}; {nearest(config['model'], kinds)}"
-        )
-    path = folder / CONFIG
-    if not isinstance(config["settings"], dict):
-        raise InputError(f"{path} does not describe a model; save the model again")
-    kind = kinds[config["model"]]
-    settings = kind.upgraded(upgraded_settings(config["settings"], kind.options))
-    name = settings.pop("backbone", None)
-    if name is None and backbone is None:
-        raise InputError(
-            f"{folder} was saved with a backbone of its owner's; pass it: from_pretrained(folder, backbone=...)"
-        )
+    parts = dict(config["model"])
+    for name in PARTS:
+        if modules.get(name) is not None:
+            parts[name] = modules[name]
+        elif parts[name] is None and name != "neck":
+            raise InputError(
+                f"{folder} was saved with a {name} of its owner's; pass it: from_pretrained(folder, {name}=...)"
+            )
     try:
-        given = {VOID_VALUES: (), **config["classes"]}
-        _check_keys(f"{path}: classes", given, ("names", "colours", VOID_VALUES))
-        classes = Classes(tuple(given["names"]), tuple(map(tuple, given["colours"])))
-        settings |= {VOID_VALUES: checked_void_values(given[VOID_VALUES])}
-        relations = [Relation.from_dict(values) for values in config["relations"]]
-        build: Callable[..., SegmentationNet] = kinds[config["model"]]
-        net = build(backbone or name, classes, relations, **settings)
-    except (TypeError, KeyError, AttributeError, ValueError) as error:
-        raise InputError(f"{path} does not describe a model ({error}); save the model again") from error
-    _check_keys(f"{path}: settings", {"backbone": name, **settings}, (*net.settings, VOID_VALUES))
-    _load_weights(net, folder / WEIGHTS)
-    net.longest_side = config.get(LONGEST)
-    return (net.float() if config.get(STORED) == HALF else net).eval()
+        model = SegmentationModel(classes=_input_spec(config["input"], folder / CONFIG), **parts)
+    except InputError as error:
+        raise InputError(f"{folder / CONFIG}: {error}") from None
+    _load_weights(model, folder / WEIGHTS)
+    return (model.float() if config.get(STORED) == HALF else model).eval()
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The configuration of a saved model, with every setting checked."""
+    path = folder / CONFIG
+    if not path.is_file():
+        inside = f"did you mean {folder / 'best'}?" if (folder / "best" / CONFIG).is_file() else ""
+        known = ", ".join(bundled_models())
+        fix = inside or f"give the folder that was saved to, or the name of a bundled model ({known})"
+        raise InputError(f"{folder} holds no model: there is no {CONFIG} in it; {fix}")
+    try:
+        config = json.loads(path.read_text())
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} is not valid json ({error}); save the model again") from error
+    if not isinstance(config, dict):
+        raise InputError(f"{path} does not describe a model; save the model again")
+    if config.get("format", MODEL_FORMAT) != MODEL_FORMAT:
+        raise InputError(f"{path} has format {config['format']}, this version reads {MODEL_FORMAT}; update messagenet")
+    _check_keys(str(path), {STORED: None, **config}, ("format", "model", "input", STORED))
+    if config.get(STORED) not in (None, HALF):
+        raise InputError(f"{path}: parameters are stored as {config[STORED]!r}; this version reads {HALF!r}")
+    for section, keys in (("model", (*PARTS, "separate_features")), ("input", ("classes", *INPUT))):
+        if not isinstance(config[section], dict):
+            raise InputError(f"{path}: {section} is {config[section]!r}; save the model again")
+        _check_keys(f"{path}: {section}", config[section], keys)
+    model = config["model"]
+    for group in PARTS:
+        if model[group] is not None:
+            model[group] = component(group, model[group], path=f"{path}: model.{group}")
+    convert(model["separate_features"], bool, f"{path}: model.separate_features")
+    return config
+
+
+def _input_spec(config: Mapping[str, Any], path: Path) -> InputSpec:
+    classes = config["classes"]
+    if not isinstance(classes, dict):
+        raise InputError(f"{path}: classes are {classes!r}; save the model again")
+    _check_keys(f"{path}: classes", classes, ("names", "colours"))
+    names = convert(classes["names"], tuple[str, ...], f"{path}: classes.names")
+    colours = convert(classes["colours"], tuple[tuple[int, int, int], ...], f"{path}: classes.colours")
+    values = {name: convert(config[name], hint, f"{path}: input.{name}") for name, hint in INPUT.items()}
+    return InputSpec(Classes(names, colours), **values)
 
 
 def _check_keys(where: str, found: Mapping[str, Any], known: Iterable[str]) -> None:
@@ -155,43 +152,18 @@ def _check_keys(where: str, found: Mapping[str, Any], known: Iterable[str]) -> N
         raise InputError(f"{where}: {', '.join(missing)} missing; save the model again")
 
 
-def read_config(folder: Path) -> dict[str, Any]:
-    """The configuration of a saved model, checked for unknown and missing entries."""
-    path = folder / CONFIG
+def _load_weights(model: SegmentationModel, path: Path) -> None:
     if not path.is_file():
-        inside = f"did you mean {folder / 'best'}?" if (folder / "best" / CONFIG).is_file() else ""
-        boxed = ", ".join(shipped_models())
-        fix = inside or f"give the folder that was saved to, or the name of a model in the box ({boxed})"
-        raise InputError(f"{folder} holds no model: there is no {CONFIG} in it; {fix}")
+        raise InputError(f"there is no {path.name} beside the configuration in {path.parent}; copy both files")
     try:
-        config = json.loads(path.read_text())
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} is not valid json ({error}); save the model again") from error
-    if not isinstance(config, dict):
-        raise InputError(f"{path} does not describe a model; save the model again")
-    _check_keys(str(path), {STORED: None, LONGEST: None, **config}, (*KEYS, STORED, LONGEST))
-    side = config.get(LONGEST)
-    if side is not None and (type(side) is not int or side < 1):
-        raise InputError(f"{path}: {LONGEST} is {side!r}; give a number of pixels")
-    if config.get(STORED) not in (None, HALF):
-        raise InputError(f"{path}: parameters are stored as {config[STORED]!r}; this version reads {HALF!r}")
-    if config["format"] != FORMAT:
-        raise InputError(
-            f"{path} has format {config['format']}, this version reads {FORMAT}; update messagenet"
-        )
-    return dict(config)
-
-
-def _load_weights(net: SegmentationNet, path: Path) -> None:
-    if not path.is_file():
-        raise InputError(
-            f"there is no {path.name} beside the configuration in {path.parent}; copy both files"
-        )
-    try:
-        state = upgraded_state(load_tensors(path.read_bytes()), net.state_dict())
+        state = load_tensors(path.read_bytes())
     except SafetensorError as error:
         raise InputError(f"{path} is damaged ({error}); copy it again") from error
-    own = net.state_dict()
+    own = model.state_dict()
+    if model.neck is None and any(name.startswith("neck.") for name in state):
+        raise InputError(
+            f"{path.parent} was saved with a neck of its owner's; pass it: from_pretrained(folder, neck=...)"
+        )
     if unknown := sorted(set(state) - set(own)):
         raise InputError(f"{path} holds parameters that the model has not: {_some(unknown)}; wrong {CONFIG}?")
     if missing := sorted(set(own) - set(state)):
@@ -202,7 +174,7 @@ def _load_weights(net: SegmentationNet, path: Path) -> None:
                 f"{path}: {name} has shape {tuple(values.shape)}, the model needs {tuple(own[name].shape)}; "
                 f"wrong {CONFIG}?"
             )
-    net.load_state_dict(state, assign=True)  # each parameter keeps the precision it was saved in
+    model.load_state_dict(state, assign=True)  # each parameter keeps the precision it was saved in
 
 
 def _some(names: list[str]) -> str:

@@ -1,17 +1,13 @@
 """Image files in, result files out: which images, under which names, and what became of each.
 
-An image that cannot be read or predicted is noted and the next one is taken. Its results are made before the first
-of them is written, so a failed image leaves nothing behind. An output that cannot be written ends the whole.
+    mask      palette PNG whose values are the class ids            NAME.png
+    overlay   the classes' colours over the image                   NAME.overlay.png
+    entropy   where the model is unsure: black certain, pale not    NAME.entropy.png
+    probs     marginals, float16 (K, H, W), with the class names    NAME.npz
+    voc       the layout of the PASCAL VOC server                   results/VOC2012/Segmentation/comp6_test_cls/NAME.png
 
-What a prediction leaves on disk, one file per image and kind.
-
-mask      palette PNG whose values are the class ids            NAME.png
-overlay   the classes' colours over the image                   NAME.overlay.png
-entropy   where the model is unsure: black certain, pale not    NAME.entropy.png
-probs     marginals, float16 (K, H, W), with the class names    NAME.npz
-voc       the layout of the PASCAL VOC server                   results/VOC2012/Segmentation/comp6_test_cls/NAME.png
-
-Segmentations read back from disk, to be looked at: the same whether one machine or a cluster has written them.
+An image that cannot be read or predicted is noted and the next one is taken. Its results are made before the first of
+them is written, so a failed image leaves nothing behind. An output that cannot be written ends the whole.
 """
 
 from __future__ import annotations
@@ -19,73 +15,200 @@ from __future__ import annotations
 import io
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from PIL import Image
 from torch import Tensor
 
-from messagenet.data import Classes, find_images, read_image, read_mask
+from messagenet.data import Classes, find_images, read_image
 from messagenet.data.images import ImageArray
 from messagenet.errors import InputError, nearest, write_atomically
-from messagenet.prediction.predictor import Predictor
-from messagenet.prediction.upsample import most_probable
+from messagenet.prediction.predictor import Predictor, most_probable
 from messagenet.report import (
-    Segmented,
-    entropy_picture,
-    found_text,
+    GalleryImage,
+    class_shares_text,
+    entropy_image,
+    gallery_figure,
     overlay,
     palette_image,
     png_bytes,
     write_gallery,
 )
 
-KINDS = ("mask", "overlay", "entropy", "probs", "voc")
-DEFAULT_KINDS = ("mask", "overlay")
+OUTPUTS = ("mask", "overlay", "entropy", "probs", "voc")
+DEFAULT_OUTPUTS = ("mask", "overlay")
 VOC_FOLDER = Path("results/VOC2012/Segmentation/comp6_test_cls")
+MAX_SHOWN = 200
+"""Images on a page of results."""
 
 
-def check_kinds(kinds: Sequence[str]) -> None:
-    """Refuses kinds that do not exist, and an empty list of them."""
-    for kind in kinds:
-        if kind not in KINDS:
-            raise InputError(f"unknown output {kind!r}; {nearest(kind, KINDS)}")
-    if not kinds:
-        raise InputError(f"nothing to write; name at least one of {', '.join(KINDS)}")
+class ImageJob(NamedTuple):
+    """An image to predict.
+
+    Attributes:
+        image: Its file.
+        name: Where its results go below the output folder, extension left off.
+        show: Whether a page of results shows it.
+    """
+
+    image: Path
+    name: Path
+    show: bool = False
 
 
-def rendered(predictor: Predictor, image: ImageArray, name: Path, kinds: Sequence[str]) -> dict[Path, bytes]:
-    """The files of one image, in the order of `KINDS`, by their place below the output folder.
+class ImageResult(NamedTuple):
+    """What became of an image.
+
+    Attributes:
+        image: Its file.
+        files: The files written.
+        shares: The share of the image that each class covers, as text.
+        figure: The image on a page of results, as HTML; "" if it is not shown.
+        error: Why there are no results; None if there are.
+    """
+
+    image: Path
+    files: tuple[Path, ...] = ()
+    shares: str = ""
+    figure: str = ""
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class PredictedFiles:
+    """What became of image files.
+
+    Attributes:
+        classes: What the labels mean.
+        outputs: What was written of every image.
+        written: The files written for each image.
+        shares: The share of each image that each class covers, as text such as "cat 61%, background 39%".
+        figures: The images of a page of results, as HTML.
+        failed: Why each of the others could not be predicted, one line each.
+    """
+
+    classes: Classes
+    outputs: tuple[str, ...]
+    written: dict[Path, tuple[Path, ...]] = field(default_factory=dict)
+    shares: dict[Path, str] = field(default_factory=dict)
+    figures: dict[Path, str] = field(default_factory=dict)
+    failed: dict[Path, str] = field(default_factory=dict)
+
+    @property
+    def files(self) -> list[Path]:
+        """All files written."""
+        return [file for files in self.written.values() for file in files]
+
+    def by_output(self, image: str | Path) -> dict[str, Path]:
+        """The files of an image by what they are."""
+        path = Path(image)
+        if path not in self.written:
+            raise InputError(self.failed.get(path, f"{image} was not predicted; give one of `written`"))
+        made = (output for output in OUTPUTS if output in self.outputs)
+        return dict(zip(made, self.written[path], strict=True))
+
+    def add(self, result: ImageResult) -> None:
+        """Takes note of one image."""
+        if result.error is not None:
+            self.failed[result.image] = result.error
+            return
+        self.written[result.image] = result.files
+        self.shares[result.image] = result.shares
+        if result.figure:
+            self.figures[result.image] = result.figure
+
+    def write_page(self, path: str | Path) -> Path:
+        """Writes a page of the results, of the first images if there are very many."""
+        title = "Segmentations"
+        if len(self.written) > MAX_SHOWN:
+            title += f", the first {MAX_SHOWN} of {len(self.written):,}"
+        figures = list(self.figures.values())
+        return write_gallery(figures, path, classes=self.classes, title=title, entropy="entropy" in self.outputs)
+
+
+def predict_files(
+    predictor: Predictor,
+    inputs: Sequence[str | Path],
+    out: str | Path,
+    outputs: Sequence[str] = DEFAULT_OUTPUTS,
+    *,
+    show: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+) -> PredictedFiles:
+    """Segments image files and writes the results; what already lies in the output folder is not an input.
 
     Args:
         predictor: The model and how to predict with it.
-        image: RGB bytes, (H, W, 3).
-        name: Where its results go, without extension.
-        kinds: Which of `KINDS`.
+        inputs: Files, folders (searched through) and globs.
+        out: The folder to write to; folders below a common one are kept apart.
+        outputs: What to write, of `OUTPUTS`.
+        show: Whether to prepare a page of the results (`PredictedFiles.write_page`).
+        progress: Called with (images done, images in all).
     """
-    classes: Classes = predictor.net.classes
-    marginals = predictor.marginals(image) if {"entropy", "probs"} & set(kinds) else None
-    labels = predictor.labels(image) if marginals is None else most_probable(marginals)
+    jobs = plan_jobs(find_images(inputs), Path(out), outputs, show)
+    predicted = PredictedFiles(predictor.model.classes, tuple(outputs))
+    for done, job in enumerate(jobs, start=1):
+        predicted.add(predict_file(predictor, job, Path(out), outputs))
+        if progress:
+            progress(done, len(jobs))
+    return predicted
+
+
+def predict_file(predictor: Predictor, job: ImageJob, out: Path, outputs: Sequence[str]) -> ImageResult:
+    """Segments one image file and writes its results, all or none of them."""
+    classes = predictor.model.classes
+    try:
+        image = read_image(job.image)
+        marginals = predictor.marginals(image) if {"entropy", "probs"} & set(outputs) else None
+        labels = predictor.labels(image) if marginals is None else most_probable(marginals)
+        contents = render(image, labels, marginals, classes, job.name, outputs)
+    except InputError as error:
+        return ImageResult(job.image, error=str(error))
+    figure = ""
+    if job.show:
+        entropy = entropy_image(marginals) if marginals is not None and "entropy" in outputs else None
+        figure = gallery_figure(GalleryImage(job.image.name, image, labels, entropy), classes)
+    files = tuple(write_atomically(out / name, content) for name, content in contents.items())
+    return ImageResult(job.image, files, class_shares_text(labels, classes), figure)
+
+
+def render(
+    image: ImageArray,
+    labels: ImageArray,
+    marginals: Tensor | None,
+    classes: Classes,
+    name: Path,
+    outputs: Sequence[str],
+) -> dict[Path, bytes]:
+    """The files of one image, in the order of `OUTPUTS`, by their path below the output folder.
+
+    Args:
+        image: RGB bytes, (H, W, 3).
+        labels: Class ids, (H, W).
+        marginals: Probabilities (K, H, W), for "entropy" and "probs".
+        classes: What the labels mean.
+        name: Where its results go, without extension.
+        outputs: Which of `OUTPUTS`.
+    """
     files: dict[Path, bytes] = {}
-    mask = png_bytes(palette_image(labels, classes)) if {"mask", "voc"} & set(kinds) else b""
-    if "mask" in kinds:
-        files[_with(name, ".png")] = mask
-    if "overlay" in kinds:
-        files[_with(name, ".overlay.png")] = png_bytes(overlay(image, labels, classes))
-    if marginals is not None and "entropy" in kinds:
-        files[_with(name, ".entropy.png")] = png_bytes(entropy_picture(marginals))
-    if marginals is not None and "probs" in kinds:
-        files[_with(name, ".npz")] = _archive(marginals, classes)
-    if "voc" in kinds:
+    mask = png_bytes(palette_image(labels, classes)) if {"mask", "voc"} & set(outputs) else b""
+    if "mask" in outputs:
+        files[_with_ending(name, ".png")] = mask
+    if "overlay" in outputs:
+        files[_with_ending(name, ".overlay.png")] = png_bytes(overlay(image, labels, classes))
+    if marginals is not None and "entropy" in outputs:
+        files[_with_ending(name, ".entropy.png")] = png_bytes(entropy_image(marginals))
+    if marginals is not None and "probs" in outputs:
+        files[_with_ending(name, ".npz")] = _archive(marginals, classes)
+    if "voc" in outputs:
         files[VOC_FOLDER / f"{name.name}.png"] = mask
     return files
 
 
-def _with(name: Path, ending: str) -> Path:
+def _with_ending(name: Path, ending: str) -> Path:
     return name.with_name(name.name + ending)
 
 
@@ -95,105 +218,35 @@ def _archive(marginals: Tensor, classes: Classes) -> bytes:
     return content.getvalue()
 
 
-class Job(NamedTuple):
-    """An image, and where its results go below the output folder, extension left off."""
-
-    image: Path
-    name: Path
-
-
-class Outcome(NamedTuple):
-    """What became of an image: the files written, or why there are none."""
-
-    image: Path
-    files: tuple[Path, ...]
-    error: str | None
+def check_outputs(outputs: Sequence[str]) -> None:
+    """Refuses outputs that do not exist, and an empty list of them."""
+    for output in outputs:
+        if output not in OUTPUTS:
+            raise InputError(f"unknown output {output!r}; {nearest(output, OUTPUTS)}")
+    if not outputs:
+        raise InputError(f"nothing to write; name at least one of {', '.join(OUTPUTS)}")
 
 
-@dataclass(frozen=True)
-class Predicted:
-    """What became of image files.
-
-    Attributes:
-        classes: What the labels mean.
-        kinds: What was written of every image.
-        written: The files written for each image.
-        failed: Why each of the others could not be predicted, one line each.
-    """
-
-    classes: Classes
-    kinds: tuple[str, ...]
-    written: dict[Path, tuple[Path, ...]] = field(default_factory=dict)
-    failed: dict[Path, str] = field(default_factory=dict)
-
-    @property
-    def files(self) -> list[Path]:
-        """All files written."""
-        return [file for files in self.written.values() for file in files]
-
-    def by_kind(self, image: str | Path) -> dict[str, Path]:
-        """The files of an image by what they are."""
-        path = Path(image)
-        if path not in self.written:
-            raise InputError(self.failed.get(path, f"{image} was not predicted; give one of `written`"))
-        return dict(zip((kind for kind in KINDS if kind in self.kinds), self.written[path], strict=True))
-
-    def add(self, outcome: Outcome) -> None:
-        """Takes note of one image."""
-        if outcome.error is None:
-            self.written[outcome.image] = outcome.files
-        else:
-            self.failed[outcome.image] = outcome.error
+def check_page(path: str | Path) -> None:
+    """Refuses a path where no page of results can be written."""
+    if Path(path).is_dir():
+        raise InputError(f"the report cannot be {path}, which is a folder; give a file such as {path}/report.html")
 
 
-def predict_files(
-    predictor: Predictor,
-    inputs: Sequence[str | Path],
-    out: str | Path,
-    kinds: Sequence[str] = DEFAULT_KINDS,
-    *,
-    progress: Callable[[int, int], None] | None = None,
-) -> Predicted:
-    """Segments image files and writes the results; what already lies in the output folder is not an input.
-
-    Args:
-        predictor: The model and how to predict with it.
-        inputs: Files, folders (searched through) and globs.
-        out: The folder to write to; folders below a common one are kept apart.
-        kinds: What to write, of `messagenet.prediction.files.KINDS`.
-        progress: Called with (images done, images in all).
-    """
-    jobs = plan_jobs(find_images(inputs), Path(out), kinds)
-    predicted = Predicted(predictor.net.classes, tuple(kinds))
-    for done, job in enumerate(jobs, start=1):
-        predicted.add(predict_one(predictor, job, Path(out), kinds))
-        if progress:
-            progress(done, len(jobs))
-    return predicted
-
-
-def predict_one(predictor: Predictor, job: Job, out: Path, kinds: Sequence[str]) -> Outcome:
-    """Segments one image file and writes its results, all or none of them."""
-    try:
-        files = rendered(predictor, read_image(job.image), job.name, kinds)
-    except InputError as error:
-        return Outcome(job.image, (), str(error))
-    return Outcome(job.image, tuple(write_atomically(out / name, data) for name, data in files.items()), None)
-
-
-def plan_jobs(images: Sequence[Path], out: Path, kinds: Sequence[str]) -> list[Job]:
+def plan_jobs(images: Sequence[Path], out: Path, outputs: Sequence[str], show: bool = False) -> list[ImageJob]:
     """The images to predict, without results of an earlier prediction; refuses names that would collide."""
-    check_kinds(kinds)
+    check_outputs(outputs)
     home = out.resolve()
     images = [image for image in images if home not in image.resolve().parents]
     if not images:
-        raise InputError(
-            f"all images are inside the output folder {out}; choose another folder for the results"
-        )
+        raise InputError(f"all images are inside the output folder {out}; choose another folder for the results")
     stem, count = Counter(image.stem for image in images).most_common(1)[0]
-    if "voc" in kinds and count > 1:
+    if "voc" in outputs and count > 1:
         raise InputError(f"two images are called {stem!r}, and the VOC layout has one folder; rename one")
-    return [Job(image, name) for image, name in zip(images, output_names(images), strict=True)]
+    return [
+        ImageJob(image, name, show and index < MAX_SHOWN)
+        for index, (image, name) in enumerate(zip(images, output_names(images), strict=True))
+    ]
 
 
 def output_names(files: Sequence[Path]) -> list[Path]:
@@ -212,38 +265,3 @@ def output_names(files: Sequence[Path]) -> list[Path]:
     bare = [path.with_suffix("") for path in relative]
     times = Counter(bare)
     return [short if times[short] == 1 else path for short, path in zip(bare, relative, strict=True)]
-
-
-MOST_SHOWN = 200
-
-
-def check_shown(kinds: Sequence[str], path: str | Path) -> None:
-    """Refuses outputs that a page cannot be made from, and a place where it cannot be."""
-    check_kinds(kinds)
-    if Path(path).is_dir():
-        raise InputError(
-            f"the report cannot be {path}, which is a folder; give a file such as {path}/report.html"
-        )
-    if "mask" not in kinds:
-        raise InputError(f"a report shows the masks; save them too: {','.join(['mask', *kinds])}")
-
-
-def found_in(predicted: Predicted, image: Path) -> str:
-    """What was found in an image whose mask was written: "cat 61%, background 39%"."""
-    return found_text(read_mask(predicted.by_kind(image)["mask"]), predicted.classes)
-
-
-def write_predictions_page(predicted: Predicted, path: str | Path) -> Path:
-    """A page of what was predicted, of the first images if there are very many."""
-    title = "Segmentations"
-    if len(predicted.written) > MOST_SHOWN:
-        title += f", the first {MOST_SHOWN} of {len(predicted.written):,}"
-    shown = islice(_segmented(predicted), MOST_SHOWN)
-    return write_gallery(shown, path, classes=predicted.classes, title=title)
-
-
-def _segmented(predicted: Predicted) -> Iterator[Segmented]:
-    for image in predicted.written:
-        files = predicted.by_kind(image)
-        entropy = Image.open(files["entropy"]).convert("RGB") if "entropy" in files else None
-        yield Segmented(image.name, read_image(image), read_mask(files["mask"]), entropy)

@@ -23,7 +23,7 @@ import torch
 
 from messagenet.data import find_images
 from messagenet.errors import InputError, nearest, write_atomically
-from messagenet.prediction.files import DEFAULT_KINDS, Job, Outcome, Predicted, plan_jobs, predict_one
+from messagenet.prediction.files import DEFAULT_OUTPUTS, ImageJob, ImageResult, PredictedFiles, plan_jobs, predict_file
 from messagenet.prediction.predictor import Predictor
 
 MANIFEST = "manifest.jsonl"
@@ -35,12 +35,13 @@ def predict_dataset(
     predictor: Predictor,
     source: Any,
     out: str | Path,
-    kinds: Sequence[str] = DEFAULT_KINDS,
+    outputs: Sequence[str] = DEFAULT_OUTPUTS,
     *,
     column: str = "path",
+    show: bool = False,
     workers: int | None = None,
     progress: Callable[[int, int], None] | None = None,
-) -> Predicted:
+) -> PredictedFiles:
     """Segments image files on a Ray cluster and writes the results, and a manifest of them beside them.
 
     `manifest.jsonl` has a line for every image: `{"image": …, "files": […]}`, or `{"image": …, "error": …}`.
@@ -49,8 +50,9 @@ def predict_dataset(
         predictor: The model and how to predict with it; it is sent to the workers.
         source: A file, folder or glob, a list of such, or a Ray data set with a column of paths.
         out: The folder to write to, as for `predict_files`.
-        kinds: What to write, as for `predict_files`.
+        outputs: What to write, as for `predict_files`.
         column: Where a Ray data set has the paths.
+        show: Whether to prepare a page of the results, as for `predict_files`.
         workers: How many processes predict; one per GPU of the cluster, or per core where there is none.
         progress: Called with (images done, images in all).
     """
@@ -58,24 +60,22 @@ def predict_dataset(
     if workers is not None and workers < 1:
         raise InputError(f"workers is {workers}; give at least 1")
     folder = Path(out)
-    jobs = plan_jobs(_images(ray, source, column), folder, kinds)
-    predicted = Predicted(predictor.net.classes, tuple(kinds))
-    for done, outcome in enumerate(_outcomes(ray, predictor, jobs, folder, kinds, workers), start=1):
-        predicted.add(outcome)
+    jobs = plan_jobs(_images(ray, source, column), folder, outputs, show)
+    predicted = PredictedFiles(predictor.model.classes, tuple(outputs))
+    for done, result in enumerate(_results(ray, predictor, jobs, folder, outputs, workers), start=1):
+        predicted.add(result)
         if progress:
             progress(done, len(jobs))
     write_atomically(folder / MANIFEST, manifest(jobs, predicted).encode())
     return predicted
 
 
-def manifest(jobs: Sequence[Job], predicted: Predicted) -> str:
+def manifest(jobs: Sequence[ImageJob], predicted: PredictedFiles) -> str:
     """What became of each image, one JSON object a line, in the order of the jobs."""
     lines = []
-    for image, _ in jobs:
+    for image in (job.image for job in jobs):
         files = [str(file) for file in predicted.written.get(image, ())]
-        lines.append(
-            {"image": str(image)} | ({"files": files} if files else {"error": predicted.failed[image]})
-        )
+        lines.append({"image": str(image)} | ({"files": files} if files else {"error": predicted.failed[image]}))
     return "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
 
 
@@ -99,29 +99,30 @@ def started_ray() -> Any:
 
 
 class Worker:
-    """What runs on the cluster: a model, and batches of names in and of outcomes out."""
+    """What runs on the cluster: a model, and batches of names in and of results out."""
 
-    def __init__(self, reference: Any, out: Path, kinds: Sequence[str]) -> None:
+    def __init__(self, reference: Any, out: Path, outputs: Sequence[str]) -> None:
         import ray
 
         torch.set_num_threads(1)
         self.predictor: Predictor = ray.get(reference)
-        self.predictor.net.to("cuda" if torch.cuda.is_available() else "cpu")
-        self.out, self.kinds = out, kinds
+        self.predictor.model.to("cuda" if torch.cuda.is_available() else "cpu")
+        self.out, self.outputs = out, outputs
 
     def __call__(self, batch: Mapping[str, Sequence[Any]]) -> Rows:
-        """Predicts the images of a batch; one that cannot be written is told apart, and ends the batch."""
-        rows: Rows = {"number": [], "files": [], "error": [], "unwritable": []}
-        for number, image, name in zip(batch["number"], batch["image"], batch["name"], strict=True):
-            outcome, unwritable = Outcome(Path(image), (), None), ""
+        """Predicts the images of a batch; an output that cannot be written ends the batch."""
+        rows: Rows = {"index": [], "files": [], "shares": [], "figure": [], "error": [], "unwritable": []}
+        columns = (batch["index"], batch["image"], batch["name"], batch["show"])
+        for index, image, name, show in zip(*columns, strict=True):
+            result, unwritable = ImageResult(Path(image)), ""
+            job = ImageJob(Path(image), Path(name), bool(show))
             try:
-                outcome = predict_one(self.predictor, Job(Path(image), Path(name)), self.out, self.kinds)
+                result = predict_file(self.predictor, job, self.out, self.outputs)
             except InputError as error:
                 unwritable = str(error)
-            files = [str(file.relative_to(self.out)) for file in outcome.files]
-            for key, value in zip(
-                rows, (number, json.dumps(files), outcome.error or "", unwritable), strict=True
-            ):
+            files = json.dumps([str(file.relative_to(self.out)) for file in result.files])
+            values = (index, files, result.shares, result.figure, result.error or "", unwritable)
+            for key, value in zip(rows, values, strict=True):
                 rows[key].append(value)
             if unwritable:
                 break
@@ -139,17 +140,17 @@ def _images(ray: Any, source: Any, column: str) -> list[Path]:
     return find_images(paths)
 
 
-def _outcomes(
-    ray: Any, predictor: Predictor, jobs: Sequence[Job], out: Path, kinds: Sequence[str], workers: int | None
-) -> Iterator[Outcome]:
+def _results(
+    ray: Any, predictor: Predictor, jobs: Sequence[ImageJob], out: Path, outputs: Sequence[str], workers: int | None
+) -> Iterator[ImageResult]:
     """What becomes of the images, in any order."""
     have = ray.cluster_resources()
     gpus = int(have.get("GPU", 0))
     size = min(workers or gpus or max(1, int(have.get("CPU", 1))), len(jobs))
     blocks = max(-(-len(jobs) // IMAGES_PER_BLOCK), min(len(jobs), BLOCKS_PER_WORKER * size))
     items = [
-        {"number": number, "image": str(job.image.absolute()), "name": str(job.name)}
-        for number, job in enumerate(jobs)
+        {"index": index, "image": str(job.image.absolute()), "name": str(job.name), "show": job.show}
+        for index, job in enumerate(jobs)
     ]
     names = ray.data.from_items(items, override_num_blocks=blocks)
     names.context.enable_progress_bars = False
@@ -158,7 +159,7 @@ def _outcomes(
         Worker,
         batch_size=1,
         compute=ray.data.ActorPoolStrategy(size=size),
-        fn_constructor_args=(ray.put(_on_cpu(predictor)), out.absolute(), tuple(kinds)),
+        fn_constructor_args=(ray.put(_on_cpu(predictor)), out.absolute(), tuple(outputs)),
         num_cpus=1,
         num_gpus=1 if gpus else None,
     )
@@ -166,12 +167,13 @@ def _outcomes(
         if row["unwritable"]:
             raise InputError(row["unwritable"])
         files = tuple(out / name for name in json.loads(row["files"]))
-        image = jobs[row["number"]].image
-        yield Outcome(image, files, row["error"].replace(str(image.absolute()), str(image)) or None)
+        image = jobs[row["index"]].image
+        error = row["error"].replace(str(image.absolute()), str(image)) or None
+        yield ImageResult(image, files, row["shares"], row["figure"], error)
 
 
 def _on_cpu(predictor: Predictor) -> Predictor:
     """The predictor as it can be sent to machines of any kind."""
-    if predictor.net.device.type == "cpu":
+    if predictor.model.device.type == "cpu":
         return predictor
-    return Predictor(copy.deepcopy(predictor.net).cpu(), predictor.views, predictor.refinement)
+    return Predictor(copy.deepcopy(predictor.model).cpu(), predictor.options)

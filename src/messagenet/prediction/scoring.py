@@ -1,7 +1,4 @@
-"""A model against the truth: every labelled image of a data set, predicted at its own size and scored.
-
-Scores from features that are kept on disk: a frozen backbone has seen the scored images once, for all rows.
-"""
+"""A model against labelled images: every image of a data set, predicted at its own size and scored."""
 
 from __future__ import annotations
 
@@ -11,10 +8,9 @@ from messagenet.data import SegmentationData
 from messagenet.data.classes import numbered_classes
 from messagenet.errors import InputError
 from messagenet.evaluation import Evaluator, Scores
-from messagenet.models import SegmentationNet
-from messagenet.prediction.predictor import Predictor
-from messagenet.prediction.upsample import most_probable
-from messagenet.report import Example, entropy
+from messagenet.models import SegmentationModel
+from messagenet.prediction.predictor import Predictor, most_probable
+from messagenet.report import ReportExample, entropy
 
 
 def score(
@@ -27,7 +23,7 @@ def score(
         data: Images with masks, in the model's classes.
         progress: Called with (images done, images in all).
     """
-    require_same_classes(predictor.net, data)
+    require_same_classes(predictor.model, data)
     evaluator = Evaluator(data.classes)
     for done, sample in enumerate(data, start=1):
         if sample.mask is None:
@@ -38,9 +34,9 @@ def score(
     return evaluator.scores()
 
 
-def require_same_classes(net: SegmentationNet, data: SegmentationData) -> None:
+def require_same_classes(model: SegmentationModel, data: SegmentationData) -> None:
     """Refuses data whose labels mean something else than the model's."""
-    ours, theirs = net.classes.names, data.classes.names
+    ours, theirs = model.classes.names, data.classes.names
     numbered = any(names == numbered_classes(len(names)).names for names in (ours, theirs))
     if len(ours) != len(theirs) or (ours != theirs and not numbered):
         fix = (
@@ -60,7 +56,7 @@ def _some(names: Sequence[str]) -> str:
 
 def report_examples(
     predictors: Mapping[str, Predictor], data: SegmentationData, scores: Scores, count: int = 5
-) -> list[Example]:
+) -> list[ReportExample]:
     """Examples for `messagenet.report.write_report`: `count` images from either end of the ranking.
 
     Args:
@@ -69,15 +65,14 @@ def report_examples(
         scores: The scores to rank the images by.
         count: How many of the worst and of the best.
     """
-    ranked = [image.name for image in scores.ranked()]
+    ranked = [image.name for image in scores.ranked_images()]
     wanted = set(ranked[:count] + ranked[-count:])
-    places = [index for index in range(len(data)) if data.sample_name(index) in wanted]
     examples = []
-    for index in places:
+    for index in (index for index in range(len(data)) if data.sample_name(index) in wanted):
         sample = data[index]
         assert sample.mask is not None
         marginals = {name: predictor.marginals(sample.image) for name, predictor in predictors.items()}
         labels = {name: most_probable(values) for name, values in marginals.items()}
         uncertainty = entropy(next(reversed(marginals.values())))
-        examples.append(Example(sample.name, sample.image, sample.mask, labels, uncertainty))
+        examples.append(ReportExample(sample.name, sample.image, sample.mask, labels, uncertainty))
     return examples

@@ -1,15 +1,14 @@
-"""What every report is made of: one HTML file that needs nothing else, with embedded pictures and legends.
+"""Self-contained HTML pages: one file with style, embedded images and legends, without scripts or links.
 
-The style sheet of the report: one column, rows of pictures that wrap, light or dark as the system is.
-
-Segmented images on one HTML page: each photograph, its labels laid over it, and what was found where.
+`write_page` and the `*_html` functions are what every report is made of; `write_gallery` shows segmented images, each
+with its labels as an overlay and the share of the image that each class covers.
 """
 
 from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -19,8 +18,15 @@ from PIL import Image
 
 from messagenet.data.classes import Classes
 from messagenet.errors import write_atomically
-from messagenet.evaluation.confusion import Array, as_labels
-from messagenet.report.images import as_picture, overlay
+from messagenet.evaluation.confusion import Array, label_array
+from messagenet.report.images import as_image, overlay, png_bytes
+
+MAX_EMBEDDED_SIDE = 480
+CRISP_BELOW = 200
+"""Images with shorter sides are embedded losslessly and enlarged without interpolation."""
+
+MIN_SHARE = 0.005
+"""Smallest share of the image that `class_shares_text` lists."""
 
 CSS = """
 :root {
@@ -28,9 +34,7 @@ CSS = """
   --ink: #1f2934; --soft: #56616d; --paper: #ffffff; --panel: #f5f7f9; --rule: #d8dde2; --accent: #005a8d;
 }
 @media (prefers-color-scheme: dark) {
-  :root {
-    --ink: #e4e8ec; --soft: #a3adb8; --paper: #14181c; --panel: #1c2227; --rule: #343c44; --accent: #6cb8e6;
-  }
+  :root { --ink: #e4e8ec; --soft: #a3adb8; --paper: #14181c; --panel: #1c2227; --rule: #343c44; --accent: #6cb8e6; }
 }
 * { box-sizing: border-box; }
 body {
@@ -75,18 +79,68 @@ figcaption { font-size: .9rem; }
 """
 
 
-LONGEST_SIDE = 480
-CRISP_BELOW = 200
+@dataclass(frozen=True, eq=False)
+class GalleryImage:
+    """An image of a gallery with its labels.
+
+    Attributes:
+        name: Caption of the image.
+        image: uint8 (height, width, 3), or a PIL image.
+        labels: (height, width).
+        entropy: Image of the uncertainty, such as `entropy_image` draws.
+    """
+
+    name: str
+    image: Array | Image.Image
+    labels: Array
+    entropy: Image.Image | None = None
+
+
+def gallery_figure(image: GalleryImage, classes: Classes) -> str:
+    """One image of a gallery, as HTML."""
+    columns = [("image", as_image(image.image)), ("labels", overlay(image.image, image.labels, classes))]
+    if image.entropy is not None:
+        columns.append(("entropy", image.entropy))
+    return example_html(f"{image.name}: {class_shares_text(image.labels, classes)}", columns, image.name)
+
+
+def write_gallery(
+    figures: Sequence[str], path: str | Path, *, classes: Classes, title: str = "Segmentations", entropy: bool = False
+) -> Path:
+    """Writes a page of segmented images and returns its path.
+
+    Args:
+        figures: The images to show, from `gallery_figure`.
+        path: The HTML file; never left half-written.
+        classes: Names and colours of the labels.
+        title: Heading of the page.
+        entropy: Whether the figures show entropy.
+    """
+    lead = f"{len(figures):,} image{'s' * (len(figures) != 1)}, {classes.num_classes} classes"
+    content = legend_html(classes, entropy=entropy) + "".join(figures)
+    return write_page(path, title, lead, [section_html("Images", content)])
+
+
+def class_shares_text(labels: Array, classes: Classes) -> str:
+    """The classes that cover at least 0.5% of the image, largest first.
+
+    >>> class_shares_text(np.array([[0, 1, 1, 1]]), Classes(("background", "cat")))
+    'cat 75%, background 25%'
+    """
+    values = label_array(labels, "labels")
+    shares = np.bincount(values.ravel(), minlength=256)[: classes.num_classes] / max(values.size, 1)
+    order = sorted(np.flatnonzero(shares >= MIN_SHARE), key=lambda label: -shares[label])
+    return ", ".join(f"{classes.names[label]} {shares[label]:.0%}" for label in order)
 
 
 def write_page(path: str | Path, title: str, lead: str, sections: Sequence[str]) -> Path:
-    """Writes the page, whole or not at all, and returns where it is.
+    """Writes an HTML page and returns its path.
 
     Args:
-        path: The HTML file.
-        title: Its heading, as text.
-        lead: The line below the heading, as HTML.
-        sections: What follows, from `section`.
+        path: The HTML file; never left half-written.
+        title: Heading, as text.
+        lead: Line below the heading, as HTML.
+        sections: Sections from `section_html`.
     """
     page = (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -98,119 +152,52 @@ def write_page(path: str | Path, title: str, lead: str, sections: Sequence[str])
     return write_atomically(path, page.encode())
 
 
-def section(heading: str, content: str) -> str:
-    """A part of the page: a heading as text, its content as HTML."""
+def section_html(heading: str, content: str) -> str:
+    """A section: heading as text, content as HTML."""
     return f"<section>\n<h2>{escape(heading)}</h2>\n{content}\n</section>\n"
 
 
-def swatches(classes: Classes) -> list[str]:
-    """A patch of colour for each class."""
+def swatches_html(classes: Classes) -> list[str]:
+    """A colour swatch for each class."""
     return [
-        f'<span class="swatch" style="background:rgb{colour}" aria-hidden="true"></span>'
-        for colour in classes.colours
+        f'<span class="swatch" style="background:rgb{colour}" aria-hidden="true"></span>' for colour in classes.colours
     ]
 
 
-def legend(classes: Classes, *, entropy: bool) -> str:
-    """What the colours of labels mean, and those of entropy."""
-    marks = [mark + escape(name) for mark, name in zip(swatches(classes), classes.names, strict=True)]
+def legend_html(classes: Classes, *, entropy: bool) -> str:
+    """The legend of the class colours and, on request, of the entropy ramp."""
+    entries = [mark + escape(name) for mark, name in zip(swatches_html(classes), classes.names, strict=True)]
     if entropy:
-        marks.append("entropy: black is certain, pale a guess")
-    return f'<p class="legend">{"".join(f"<span>{mark}</span>" for mark in marks)}</p>'
+        entries.append("entropy: black is certain, pale is uncertain")
+    return f'<p class="legend">{"".join(f"<span>{entry}</span>" for entry in entries)}</p>'
 
 
-def tiles(pictures: Sequence[tuple[str, Image.Image]], of: str) -> str:
-    """Pictures in a row, each with what it is; `of` names the image they belong to."""
-    shown = "".join(
-        f"<figure>{embedded(picture, f'{what} of {of}')}<figcaption>{escape(what)}</figcaption></figure>"
-        for what, picture in pictures
+def example_html(caption: str, columns: Sequence[tuple[str, Image.Image]], name: str) -> str:
+    """A row of titled images of one example under a caption; `name` is the example's name in their alt texts."""
+    tiles = "".join(
+        f"<figure>{img_html(image, f'{title} of {name}')}<figcaption>{escape(title)}</figcaption></figure>"
+        for title, image in columns
     )
-    return f'<div class="tiles">{shown}</div>'
+    return (
+        f'<figure class="example"><figcaption>{escape(caption)}</figcaption><div class="tiles">{tiles}</div></figure>'
+    )
 
 
-def embedded(picture: Image.Image, alt: str) -> str:
-    """An embedded picture: labels and small pictures exactly, photographs as JPEG."""
-    labels = picture.mode == "P"
-    if max(picture.size) > LONGEST_SIDE:
-        ratio = LONGEST_SIDE / max(picture.size)
-        size = (max(1, round(picture.width * ratio)), max(1, round(picture.height * ratio)))
-        picture = picture.resize(size, Image.Resampling.NEAREST if labels else Image.Resampling.LANCZOS)
-    small = max(picture.size) < CRISP_BELOW
-    content = io.BytesIO()
-    if labels or small:
-        kind = "png"
-        picture.save(content, format="PNG", optimize=True)
+def img_html(image: Image.Image, alt: str) -> str:
+    """An `<img>` with embedded data: labels and small images as PNG, photos as JPEG, large images reduced."""
+    is_labels = image.mode == "P"
+    if max(image.size) > MAX_EMBEDDED_SIDE:
+        scale = MAX_EMBEDDED_SIDE / max(image.size)
+        size = (max(1, round(image.width * scale)), max(1, round(image.height * scale)))
+        image = image.resize(size, Image.Resampling.NEAREST if is_labels else Image.Resampling.LANCZOS)
+    if is_labels or max(image.size) < CRISP_BELOW:
+        attributes, format, content = ' class="crisp"', "png", png_bytes(image)
     else:
-        kind = "jpeg"
-        picture.save(content, format="JPEG", quality=88)
-    data = base64.b64encode(content.getvalue()).decode()
-    crisp = ' class="crisp"' if labels or small else ""
+        buffer = io.BytesIO()
+        image.save(buffer, format="JPEG", quality=88)
+        attributes, format, content = "", "jpeg", buffer.getvalue()
+    data = base64.b64encode(content).decode()
     return (
-        f'<img{crisp} src="data:image/{kind};base64,{data}" alt="{escape(alt)}" '
-        f'width="{picture.width}" height="{picture.height}" decoding="async">'
-    )
-
-
-LEAST_SHARE = 0.005
-
-
-@dataclass(frozen=True, eq=False)
-class Segmented:
-    """An image and its labels.
-
-    Attributes:
-        name: What the page calls it.
-        image: uint8 (height, width, 3), or a PIL image.
-        labels: (height, width).
-        entropy: A picture of where the model is unsure.
-    """
-
-    name: str
-    image: Array | Image.Image
-    labels: Array
-    entropy: Image.Image | None = None
-
-
-def write_gallery(
-    images: Iterable[Segmented], path: str | Path, *, classes: Classes, title: str = "Segmentations"
-) -> Path:
-    """Writes the page and returns where it is; images are taken one at a time.
-
-    Args:
-        images: What to show.
-        path: The HTML file; it appears complete or not at all.
-        classes: What the labels mean.
-        title: Heading of the page.
-    """
-    shown, unsure = [], False
-    for each in images:
-        unsure |= each.entropy is not None
-        shown.append(_figure(each, classes))
-    lead = f"{len(shown):,} image{'s' * (len(shown) != 1)}, {classes.num_classes} classes"
-    return write_page(
-        path, title, lead, [section("Images", legend(classes, entropy=unsure) + "".join(shown))]
-    )
-
-
-def found_text(labels: Array, classes: Classes) -> str:
-    """The classes that cover at least half a per cent of the image, largest first.
-
-    >>> found_text(np.array([[0, 1, 1, 1]]), Classes(("background", "cat")))
-    'cat 75%, background 25%'
-    """
-    values = as_labels(labels, "labels")
-    shares = np.bincount(values.ravel(), minlength=256)[: classes.num_classes] / max(values.size, 1)
-    order = sorted(np.flatnonzero(shares >= LEAST_SHARE), key=lambda label: -shares[label])
-    return ", ".join(f"{classes.names[label]} {shares[label]:.0%}" for label in order)
-
-
-def _figure(each: Segmented, classes: Classes) -> str:
-    pictures = [
-        ("image", as_picture(each.image)),
-        ("labels", overlay(each.image, each.labels, classes)),
-        *([] if each.entropy is None else [("entropy", each.entropy)]),
-    ]
-    return (
-        f'<figure class="example"><figcaption>{escape(f"{each.name}: {found_text(each.labels, classes)}")}</figcaption>'
-        f"{tiles(pictures, each.name)}</figure>"
+        f'<img{attributes} src="data:image/{format};base64,{data}" alt="{escape(alt)}" '
+        f'width="{image.width}" height="{image.height}" decoding="async">'
     )

@@ -1,7 +1,7 @@
-"""The evaluation as one HTML file that needs nothing else: tables, plots, and the worst and best images.
+"""The evaluation report: one HTML file with tables, plots, and the worst and best images.
 
-Pictures are embedded, plots are inline SVG, there are no scripts, fonts or addresses. Several methods can be
-compared; images are ranked by the last of them, the one the report is about.
+Images are embedded and plots are inline SVG; there are no scripts, fonts or links. The report compares any number of
+methods. Images are ranked by the last one, which is the one the report is about.
 """
 
 from __future__ import annotations
@@ -19,162 +19,152 @@ from PIL import Image
 from messagenet.data.classes import Classes
 from messagenet.errors import InputError
 from messagenet.evaluation.confusion import Array
-from messagenet.evaluation.scores import Row, Scores, as_named, class_rows, shared_classes, summary_rows
+from messagenet.evaluation.scores import ScoreRow, Scores, by_method, class_rows, shared_classes, summary_rows
 from messagenet.report import plots
-from messagenet.report.images import as_picture, palette_image, ramp_picture
-from messagenet.report.page import legend, section, swatches, tiles, write_page
+from messagenet.report.images import as_image, palette_image, ramp_image
+from messagenet.report.page import example_html, legend_html, section_html, swatches_html, write_page
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+MAX_HALF_WIDTH = 5.5
+"""Width in inches up to which a plot takes half of the page."""
 
-WIDEST_IN_HALF, TALL = 5.5, 1.4  # inches; times its width
+TALL = 1.4
+"""Ratio of height to width above which a plot spans two rows."""
 
 
 @dataclass(frozen=True, eq=False)
-class Example:
-    """One image to show.
+class ReportExample:
+    """An image that a report can show.
 
     Attributes:
-        name: As it was scored; its rank is looked up by it.
+        name: Name under which the image was scored.
         image: uint8 (height, width, 3), or a PIL image.
-        truth: (height, width) labels.
-        predictions: Labels by method, shown in this order.
-        entropy: (height, width) uncertainty in [0, 1], from `report.pictures.entropy`.
+        target: (height, width) labels.
+        predictions: Predicted labels (height, width) by method, in the order of the columns.
+        entropy: Normalised entropy (height, width) of the last method's marginals, from `report.entropy`.
     """
 
     name: str
     image: Array | Image.Image
-    truth: Array
+    target: Array
     predictions: Mapping[str, Array]
     entropy: npt.NDArray[np.floating] | None = None
 
 
 def write_report(
     scores: Scores | Mapping[str, Scores],
-    examples: Sequence[Example],
+    examples: Sequence[ReportExample],
     path: str | Path,
     *,
     classes: Classes,
     title: str = "Evaluation",
     shown: int = 5,
 ) -> Path:
-    """Writes the report and returns where it is.
+    """Writes the report and returns its path.
 
     Args:
-        scores: Of one method, or of several by name.
-        examples: Images to choose from; the `shown` worst and best are taken, no image twice.
-        path: The HTML file; it appears complete or not at all.
-        classes: Names and colours; must be those of the scores.
+        scores: Scores of one method, or of several by name.
+        examples: Images to choose from. The report shows the `shown` worst and best, no image twice.
+        path: The HTML file; never left half-written.
+        classes: Names and colours; must match the scores.
         title: Heading of the page.
-        shown: How many images at either end.
+        shown: Maximum number of worst images, and of best images.
     """
-    named = as_named(scores)
-    if shared_classes(named) != tuple(classes.names):
-        raise InputError(
-            "the scores have other classes than the report; pass the classes they were made with"
-        )
-    worst, best = _ends(tuple(named.values())[-1], examples, shown)
+    methods = by_method(scores)
+    if shared_classes(methods) != tuple(classes.names):
+        raise InputError("the scores have other classes than the report; pass the classes used for scoring")
+    worst, best = _worst_and_best(tuple(methods.values())[-1], examples, shown)
     sections = [
-        section("Scores", _tables(named, classes)),
-        section("Plots", f'<div class="plots">{"".join(_plots(named))}</div>'),
-        *(
-            section(
-                heading,
-                legend(classes, entropy=any(each.entropy is not None for each in chosen))
-                + "".join(_example(each, named, classes) for each in chosen),
-            )
-            for heading, chosen in (("Worst images", worst), ("Best images", best))
-            if chosen
-        ),
+        section_html("Scores", _tables(methods, classes)),
+        section_html("Plots", f'<div class="plots">{"".join(_plots(methods))}</div>'),
     ]
-    return write_page(path, title, _lead(named), sections)
+    for heading, chosen in (("Worst images", worst), ("Best images", best)):
+        if chosen:
+            legend = legend_html(classes, entropy=any(example.entropy is not None for example in chosen))
+            figures = "".join(_example(example, methods, classes) for example in chosen)
+            sections.append(section_html(heading, legend + figures))
+    return write_page(path, title, _lead(methods), sections)
 
 
-def _ends(
-    scores: Scores, examples: Sequence[Example], shown: int
-) -> tuple[Sequence[Example], Sequence[Example]]:
+def _worst_and_best(
+    scores: Scores, examples: Sequence[ReportExample], shown: int
+) -> tuple[Sequence[ReportExample], Sequence[ReportExample]]:
     by_name = {example.name: example for example in examples}
-    ranked = [by_name[image.name] for image in scores.ranked() if image.name in by_name]
+    ranked = [by_name[image.name] for image in scores.ranked_images() if image.name in by_name]
     if examples and not ranked:
-        raise InputError("none of the examples was scored; name them as the images were named when scored")
+        raise InputError("none of the examples was scored; use the names the images were scored with")
     split = min(shown, (len(ranked) + 1) // 2)
     return ranked[:split], ranked[split:][-shown:][::-1] if shown else []
 
 
-def _lead(named: Mapping[str, Scores]) -> str:
-    scores = tuple(named.values())[-1]
+def _lead(methods: Mapping[str, Scores]) -> str:
+    name, scores = tuple(methods.items())[-1]
     iou = "no pixels" if scores.mean_iou is None else f"mean IoU {scores.mean_iou:.1%}"
-    of = f" ({escape(tuple(named)[-1])})" if len(named) > 1 else ""
+    of = f" ({escape(name)})" if len(methods) > 1 else ""
     return f"{len(scores.images):,} images, {len(scores.class_names)} classes, {iou}{of}"
 
 
-def _tables(named: Mapping[str, Scores], classes: Classes) -> str:
-    marks = swatches(classes)
-    per_set = summary_rows(named)
-    whole = _table("Whole set", tuple(named), per_set, [""] * len(per_set))
-    by_class = _table("IoU by class", tuple(named), class_rows(named), marks)
+def _tables(methods: Mapping[str, Scores], classes: Classes) -> str:
+    summary = summary_rows(methods)
+    whole = _table("Whole set", tuple(methods), summary, [""] * len(summary))
+    by_class = _table("IoU by class", tuple(methods), class_rows(methods), swatches_html(classes))
     return f'<div class="tables">{whole}{by_class}</div>'
 
 
-def _table(caption: str, methods: Sequence[str], rows: Sequence[Row], marks: Sequence[str]) -> str:
+def _table(caption: str, methods: Sequence[str], rows: Sequence[ScoreRow], marks: Sequence[str]) -> str:
     head = "".join(f'<th scope="col">{escape(method)}</th>' for method in methods)
     body = []
     for row, mark in zip(rows, marks, strict=True):
-        cells = zip(row.cells, row.winners, strict=True)
-        shown = "".join(f"<td><strong>{c}</strong></td>" if won else f"<td>{c}</td>" for c, won in cells)
-        body.append(f'<tr><th scope="row">{mark}{escape(row.label)}</th>{shown}</tr>')
+        pairs = zip(row.cells, row.is_best, strict=True)
+        cells = "".join(f"<td><strong>{c}</strong></td>" if best else f"<td>{c}</td>" for c, best in pairs)
+        body.append(f'<tr><th scope="row">{mark}{escape(row.label)}</th>{cells}</tr>')
     return (
         f'<div class="scroll"><table><caption>{escape(caption)}</caption>'
         f"<thead><tr><td></td>{head}</tr></thead><tbody>{''.join(body)}</tbody></table></div>"
     )
 
 
-def _plots(named: Mapping[str, Scores]) -> list[str]:
-    drawn = [("iou", plots.class_iou_plot(named), "IoU of each class.")]
-    if any(scores.bands for scores in named.values()):
-        caption = "Mean IoU near object boundaries, by the width of the band around them."
-        drawn.append(("trimap", plots.trimap_plot(named), caption))
-    if any(scores.reliability for scores in named.values()):
-        caption = "Reliability: on the diagonal, confidence equals accuracy. Larger dots hold more pixels."
-        drawn.append(("reliability", plots.reliability_plot(named), caption))
-    for index, (name, scores) in enumerate(named.items()):
-        of = f" ({name})" if len(named) > 1 else ""
-        caption = f"Confusion{of}: where the pixels of each true class went, in % of the class."
+def _plots(methods: Mapping[str, Scores]) -> list[str]:
+    drawn = [("iou", plots.class_iou_plot(methods), "IoU of each class.")]
+    if any(scores.bands for scores in methods.values()):
+        caption = "Mean IoU near object boundaries, by band width."
+        drawn.append(("trimap", plots.trimap_plot(methods), caption))
+    if any(scores.reliability for scores in methods.values()):
+        caption = "Reliability: on the diagonal, confidence equals accuracy. Larger dots stand for more pixels."
+        drawn.append(("reliability", plots.reliability_plot(methods), caption))
+    for index, (name, scores) in enumerate(methods.items()):
+        of = f" ({name})" if len(methods) > 1 else ""
+        caption = f"Confusion{of}: how the pixels of each class were predicted, in % of the class."
         drawn.append((f"confusion{index}", plots.confusion_plot(scores), caption))
     return [
-        f'<figure{_shape(figure)}><div class="scroll" role="img" aria-label="{escape(caption)}">'
+        f'<figure{_layout_class(figure)}><div class="scroll" role="img" aria-label="{escape(caption)}">'
         f"{plots.figure_svg(figure, prefix)}</div><figcaption>{escape(caption)}</figcaption></figure>"
         for prefix, figure, caption in drawn
     ]
 
 
-def _shape(figure: Figure) -> str:
-    """A figure too wide for half of the page has all of it; beside a tall one there is room for two others."""
+def _layout_class(figure: Figure) -> str:
+    """A wide plot takes the full width of the page; a tall one leaves room for two others beside it."""
     width, height = figure.get_size_inches()
-    if width > WIDEST_IN_HALF:
+    if width > MAX_HALF_WIDTH:
         return ' class="wide"'
     return ' class="tall"' if height > TALL * width else ""
 
 
-def _example(example: Example, named: Mapping[str, Scores], classes: Classes) -> str:
-    per_image = {
-        method: {image.name: image.mean_iou for image in scores.images}.get(example.name)
-        for method, scores in named.items()
-    }
-    found = {method: iou for method, iou in per_image.items() if iou is not None}
-    numbers = ", ".join(
-        f"{escape(method)} {iou:.1%}" if len(named) > 1 else f"{iou:.1%}" for method, iou in found.items()
-    )
-    pictures = [
-        ("image", as_picture(example.image)),
-        ("truth", palette_image(example.truth, classes)),
+def _example(example: ReportExample, methods: Mapping[str, Scores], classes: Classes) -> str:
+    figures = []
+    for method, scores in methods.items():
+        iou = next((image.mean_iou for image in scores.images if image.name == example.name), None)
+        if iou is not None:
+            figures.append(f"{method} {iou:.1%}" if len(methods) > 1 else f"{iou:.1%}")
+    columns = [
+        ("image", as_image(example.image)),
+        ("target", palette_image(example.target, classes)),
         *((method, palette_image(mask, classes)) for method, mask in example.predictions.items()),
     ]
     if example.entropy is not None:
-        whose = f" ({tuple(example.predictions)[-1]})" if len(example.predictions) > 1 else ""
-        pictures.append((f"entropy{whose}", ramp_picture(example.entropy)))
-    return (
-        f'<figure class="example"><figcaption>{escape(example.name)}, mean IoU {numbers}</figcaption>'
-        f"{tiles(pictures, example.name)}</figure>"
-    )
+        of = f" ({tuple(example.predictions)[-1]})" if len(example.predictions) > 1 else ""
+        columns.append((f"entropy{of}", ramp_image(example.entropy)))
+    return example_html(f"{example.name}, mean IoU {', '.join(figures)}", columns, example.name)

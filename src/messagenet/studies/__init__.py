@@ -1,10 +1,7 @@
-"""Systems side by side, with equal budgets and seeds, in one table.
+"""Systems side by side: equal budgets and seeds, one table; studies as files."""
 
-outcomes = compare(["unary", "message", "context_crf"], load_config("tiny"), seeds=[0, 1, 2], out="comparisons/scenes")
-"""
+from messagenet.studies.run import compare
+from messagenet.studies.study import Study, read_study
+from messagenet.studies.tables import RunResult, StudyCallback, results_table
 
-from messagenet.studies.run import Watcher, compare
-from messagenet.studies.systems import ROWS, Row
-from messagenet.studies.tables import Line, Outcome, lines, markdown
-
-__all__ = ["ROWS", "Line", "Outcome", "Row", "Watcher", "compare", "lines", "markdown"]
+__all__ = ["RunResult", "Study", "StudyCallback", "compare", "read_study", "results_table"]

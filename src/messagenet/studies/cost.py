@@ -2,7 +2,7 @@
 
     python -m messagenet.studies.cost runs/mine/last 96 96 8           one line of json
     python -m messagenet.studies.cost runs/mine/last 96 96 8 frozen    its backbone is not trained
-    python -m messagenet.studies.cost runs/mine/last 96 96 8 kept      nor run: its features are kept
+    python -m messagenet.studies.cost runs/mine/last 96 96 8 cached    nor run: its features are cached
 
 Memory is the growth of the largest resident size of the process (on a GPU, the largest amount allocated), and a
 process has only one such largest: hence one of its own for each model, and predictions before training steps.
@@ -25,14 +25,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+import messagenet.losses  # noqa: F401 (registers the losses)
+from messagenet.data import Batch
 from messagenet.errors import InputError
-from messagenet.geometry import node_labels
-from messagenet.models import SegmentationNet
-from messagenet.models.base import map_size
+from messagenet.models import SegmentationModel
 from messagenet.prediction import Predictor
+from messagenet.settings import Spec, build
 
 TURNS = 3
-Backbone = Literal["trained", "frozen", "kept"]
+BackboneUse = Literal["trained", "frozen", "cached"]
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class Cost:
 
     Attributes:
         step_seconds: Forward, loss and backward of one batch, without reading images or changing weights;
-            without the backbone if its features are kept.
+            without the backbone if its features are cached.
         prediction_seconds: One image to its marginals.
         prediction_megabytes: Memory that it takes on top of the model.
     """
@@ -51,7 +52,9 @@ class Cost:
     prediction_megabytes: float
 
 
-def measured(folder: Path, height: int, width: int, batch_size: int, backbone: Backbone) -> Cost:
+def measure_in_subprocess(
+    folder: Path, height: int, width: int, batch_size: int, backbone: BackboneUse, loss: Spec
+) -> Cost:
     """Measures a saved model in a process of its own.
 
     Args:
@@ -60,10 +63,11 @@ def measured(folder: Path, height: int, width: int, batch_size: int, backbone: B
         width: Of the images.
         batch_size: Images per training step.
         backbone: What training does with it.
+        loss: What training minimises.
     """
     command = [sys.executable, "-m", "messagenet.studies.cost", str(folder)]
     done = subprocess.run(
-        [*command, *map(str, (height, width, batch_size)), backbone],
+        [*command, *map(str, (height, width, batch_size)), backbone, json.dumps(loss)],
         capture_output=True,
         text=True,
         check=False,
@@ -75,51 +79,55 @@ def measured(folder: Path, height: int, width: int, batch_size: int, backbone: B
 
 
 def measure(
-    net: SegmentationNet, height: int, width: int, batch_size: int, backbone: Backbone = "trained"
+    model: SegmentationModel,
+    height: int,
+    width: int,
+    batch_size: int,
+    backbone: BackboneUse = "trained",
+    loss: Spec | str = "cross_entropy",
 ) -> Cost:
-    """Measures a model in this process."""
+    """Measures a model in this process; arguments as above."""
     torch.manual_seed(0)
-    predictor = Predictor(net)
+    predictor = Predictor(model)
     image = np.random.default_rng(0).integers(0, 256, (height, width, 3), np.uint8)
 
     def predict() -> None:
         predictor.marginals(image)
 
     predictor.marginals(image[:16, :16])  # loads what is compiled or read on first use
-    before = _largest()
+    before = _peak_memory()
     predict()
-    megabytes = (_largest() - before) / 2**20
+    megabytes = (_peak_memory() - before) / 2**20
     prediction_seconds = _seconds(predict)
 
-    loss = _loss_of(net, height, width, batch_size, from_features=backbone == "kept")
-    net.train()
+    objective, batch = (build("loss", loss), _random_batch(model, height, width, batch_size, backbone == "cached"))
+    model.train()
     if backbone != "trained":
-        net.backbones.requires_grad_(False).eval()
+        model.backbones.requires_grad_(False).eval()
 
     def step() -> None:
-        net.zero_grad(set_to_none=True)
-        loss().backward()
+        model.zero_grad(set_to_none=True)
+        objective(model, batch).mean.backward()
 
     return Cost(_seconds(step), prediction_seconds, megabytes)
 
 
-def _loss_of(
-    net: SegmentationNet, height: int, width: int, batch_size: int, from_features: bool
-) -> Callable[[], Tensor]:
-    """The loss of a batch of random images and labels, as often as wanted."""
-    images = torch.rand(batch_size, 3, height, width, device=net.device)
-    masks = torch.randint(0, net.classes.num_classes, (batch_size, height, width), device=net.device)
+def _random_batch(model: SegmentationModel, height: int, width: int, batch_size: int, from_features: bool) -> Batch:
+    """Random images, or the features of one, with random labels."""
+    images = torch.rand(batch_size, 3, height, width, device=model.device)
+    target = torch.randint(0, model.classes.num_classes, (batch_size, height, width), device=model.device)
+    sizes = torch.tensor([[height, width]] * batch_size)
+    ids = tuple(map(str, range(batch_size)))
     if not from_features:
-        return lambda: net.loss(images, masks).mean
+        return Batch(images, None, target, sizes, ids)
     with torch.no_grad():
-        one = net.features(images[:1])
-    labels = node_labels(masks, map_size(one), net.judged_stride)
-    batch = (
+        one = model.forward_features(images[:1])
+    features = (
         one.repeat(batch_size, 1, 1, 1)
         if isinstance(one, Tensor)
         else {name: each.repeat(batch_size, 1, 1, 1) for name, each in one.items()}
     )
-    return lambda: net.loss(batch, labels, are_features=True).mean
+    return Batch(None, features, target, sizes, ids)
 
 
 def _seconds(function: Callable[[], Any]) -> float:
@@ -135,7 +143,7 @@ def _seconds(function: Callable[[], Any]) -> float:
     return statistics.median(times)
 
 
-def _largest() -> float:
+def _peak_memory() -> float:
     """The most memory that this process has had, in bytes.
 
     Linux counts what the parent had before it started this process into `ru_maxrss`, but not into VmHWM.
@@ -151,7 +159,8 @@ def _largest() -> float:
 
 if __name__ == "__main__":
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    model = SegmentationNet.from_pretrained(sys.argv[1]).to(device)
+    model = SegmentationModel.from_pretrained(sys.argv[1]).to(device)
     rows, columns, images = map(int, sys.argv[2:5])
-    how: Backbone = next((each for each in get_args(Backbone) if each in sys.argv[5:]), "trained")
-    print(json.dumps(asdict(measure(model, rows, columns, images, how))))
+    use: BackboneUse = next((each for each in get_args(BackboneUse) if each in sys.argv[5:]), "trained")
+    loss = json.loads(sys.argv[6]) if len(sys.argv) > 6 else "cross_entropy"
+    print(json.dumps(asdict(measure(model, rows, columns, images, use, loss))))

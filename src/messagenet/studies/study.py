@@ -1,13 +1,13 @@
-"""A study: the rows of a comparison, what they share, and the seeds, in one YAML file.
+"""A study: the systems of a comparison, what they share, and the seeds, in one YAML file.
 
-    preset: fast                                what all rows start from
-    settings: [run.freeze_backbone=true]        and what they all change
+    preset: fast                                            what all systems start from
+    settings: [run.freeze_backbone=true]                    and what they all change
     seeds: [0, 1, 2]
-    held_out: 100                               training images to tune on
-    rows:
-      unary: [model.kind=unary]                 a row's own settings
-      messages, T = 2: [model.iterations=2]
-    contrasts: [[unary, "messages, T = 2"]]     pairs whose differences are listed
+    held_out: 100                                           training images to tune on
+    systems:
+      unary: [unary]                                        a system by name, and settings of its own
+      messages, T = 2: [message, model.head.iterations=2]
+    contrasts: [[unary, "messages, T = 2"]]                 pairs whose differences are listed
 
 The file says everything but where the data are, so that anyone can regenerate a published table.
 """
@@ -23,9 +23,9 @@ from typing import Any
 import yaml
 
 from messagenet.errors import InputError, nearest
-from messagenet.studies.systems import Row
+from messagenet.training.systems import System, custom_system
 
-KEYS = ("preset", "settings", "seeds", "held_out", "rows", "contrasts")
+KEYS = ("preset", "settings", "seeds", "held_out", "systems", "contrasts")
 
 
 @dataclass(frozen=True)
@@ -33,15 +33,15 @@ class Study:
     """What a study file says.
 
     Attributes:
-        rows: The systems; none to choose them elsewhere.
+        systems: The systems; none to choose them elsewhere.
         preset: What all of them start from; None to choose by the data.
         settings: What they all change.
         seeds: Of the trainings.
         held_out: Training images to tune on.
-        contrasts: Pairs of labels of rows whose differences are listed.
+        contrasts: Pairs of labels of systems whose differences are listed.
     """
 
-    rows: tuple[Row, ...] = ()
+    systems: tuple[System, ...] = ()
     preset: str | None = None
     settings: tuple[str, ...] = ()
     seeds: tuple[int, ...] = (0, 1, 2)
@@ -60,16 +60,16 @@ def read_study(path: str | Path) -> Study:
         mark = getattr(error, "problem_mark", None)
         where = "" if mark is None else f" in line {mark.line + 1}"
         raise InputError(f"{path} is not YAML{where}: {str(error).splitlines()[0]}") from error
-    if not isinstance(content, dict) or not isinstance(content.get("rows"), dict):
-        raise InputError(f"{path} has no rows; give them as in `rows: {{unary: [model.kind=unary]}}`")
-    if not content["rows"]:
-        raise InputError(f"{path} has no rows; give at least one, such as `unary: [model.kind=unary]`")
+    if not isinstance(content, dict) or not isinstance(content.get("systems"), dict):
+        raise InputError(f"{path} has no systems; give them as in `systems: {{unary: [unary]}}`")
+    if not content["systems"]:
+        raise InputError(f"{path} has no systems; give at least one, such as `unary: [unary]`")
     for key in content:
         if key not in KEYS:
             raise InputError(f"{path}: there is no {key!r} in a study; {nearest(str(key), KEYS)}")
-    rows = [
-        Row(folder_name(str(label)), _texts(path, f"rows.{label}", settings), str(label))
-        for label, settings in content["rows"].items()
+    systems = [
+        custom_system(folder_name(str(label)), _texts(path, f"systems.{label}", settings), str(label))
+        for label, settings in content["systems"].items()
     ]
     seeds, held_out = content.get("seeds", list(Study.seeds)), content.get("held_out", Study.held_out)
     if not isinstance(seeds, list) or not all(type(seed) is int for seed in seeds):
@@ -77,8 +77,8 @@ def read_study(path: str | Path) -> Study:
     if type(held_out) is not int:
         raise InputError(f"{path}: held_out is {held_out!r}; give a whole number")
     settings = _texts(path, "settings", content.get("settings", []))
-    contrasts = _pairs(path, content.get("contrasts", []), [row.label for row in rows])
-    return Study(tuple(rows), content.get("preset"), settings, tuple(seeds), held_out, contrasts)
+    contrasts = _pairs(path, content.get("contrasts", []), [system.label for system in systems])
+    return Study(tuple(systems), content.get("preset"), settings, tuple(seeds), held_out, contrasts)
 
 
 def folder_name(label: str) -> str:
@@ -92,15 +92,15 @@ def folder_name(label: str) -> str:
 
 def _texts(path: Path, key: str, value: Any) -> tuple[str, ...]:
     if not isinstance(value, list) or not all(isinstance(entry, str) for entry in value):
-        raise InputError(f"{path}: {key} is {value!r}; give a list such as [model.kind=unary]")
+        raise InputError(f"{path}: {key} is {value!r}; give a list such as [message, model.head.hidden=64]")
     return tuple(value)
 
 
 def _pairs(path: Path, value: Any, labels: Sequence[str]) -> tuple[tuple[str, str], ...]:
     if not isinstance(value, list) or not all(isinstance(pair, list) and len(pair) == 2 for pair in value):
-        raise InputError(f"{path}: contrasts is {value!r}; give pairs of rows, such as [[unary, messages]]")
+        raise InputError(f"{path}: contrasts is {value!r}; give pairs of systems, such as [[unary, messages]]")
     pairs = tuple((str(base), str(other)) for base, other in value)
     for label in (label for pair in pairs for label in pair):
         if label not in labels:
-            raise InputError(f"{path}: contrasts name a row {label!r}; {nearest(label, labels)}")
+            raise InputError(f"{path}: contrasts name a system {label!r}; {nearest(label, labels)}")
     return pairs

@@ -1,15 +1,9 @@
-"""What came of one row with one seed, as it is kept on disk.
+"""Results of a comparison: what is kept of a run, the table, differences between systems, plots, the terminal.
 
-The table of a comparison: one line per row, mean and standard deviation over its seeds, as Markdown, CSV, JSON.
-
-Where one row is better than another: differences of everything that was counted, seed by seed.
-
-Rows that share a seed see the same images in the same order, so their difference usually varies less than either of
-them; a spread here is the standard deviation of the differences.
-
-Two plots of a comparison: who is better, and at what cost.
-
-A comparison in the terminal: a headline and a bar for each training, a line for each outcome, the table.
+The table has one row for each system, mean and sample standard deviation over its seeds, as Markdown, CSV and JSON.
+Contrasts are differences between two systems, seed by seed: systems that share a seed see the same images in the same
+order, so their difference usually varies less than either of them; a spread there is the standard deviation of the
+differences.
 """
 
 from __future__ import annotations
@@ -23,30 +17,30 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from messagenet.errors import InputError, write_atomically
-from messagenet.evaluation import Scores
-from messagenet.evaluation.confusion import LIMITS
-from messagenet.report.plots import INK, SERIES, figure_png, plain
-from messagenet.studies.cost import Cost
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 from rich import box
 from rich.console import Console as RichConsole
 from rich.progress import Progress as RichProgress
 from rich.table import Table
 from rich.text import Text
 
-from messagenet.studies.systems import Row
-from messagenet.training import Bar, Progress
+from messagenet.errors import InputError, write_atomically
+from messagenet.evaluation import Scores
+from messagenet.evaluation.confusion import SIZE_LIMITS
+from messagenet.report.plots import INK, SERIES, escape_dollars, figure_png
+from messagenet.studies.cost import Cost
+from messagenet.training import Bar, TrainCallback
+from messagenet.training.systems import System
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """A trained and scored row.
+class RunResult:
+    """A trained and scored system.
 
     Attributes:
-        row: Its name.
+        system: Its name.
         label: What it is, in words.
         seed: Of its training.
         mean_iou: On the scored images.
@@ -59,10 +53,10 @@ class Outcome:
         tuned: Settings found on held-out images.
         calibration_error: ECE of the marginals.
         small_accuracy: Mean class accuracy where a class covers little of its image.
-        kind: Of its network.
+        head: Kind of its head.
     """
 
-    row: str
+    system: str
     label: str
     seed: int
     mean_iou: float
@@ -75,20 +69,20 @@ class Outcome:
     tuned: dict[str, float] = field(default_factory=dict)
     calibration_error: float | None = None
     small_accuracy: float | None = None
-    kind: str = ""
+    head: str = ""
 
     def save(self, path: Path) -> None:
         """Writes it as json."""
         write_atomically(path, (json.dumps(asdict(self), indent=2) + "\n").encode())
 
     @classmethod
-    def load(cls, path: Path) -> Outcome:
+    def load(cls, path: Path) -> RunResult:
         """Reads what `save` wrote."""
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
             return cls(**{**values, "cost": Cost(**values["cost"])})
         except (OSError, ValueError, TypeError, KeyError) as error:
-            raise InputError(f"{path} is no outcome of a row ({error}); delete it to train again") from None
+            raise InputError(f"{path} is no result of a system ({error}); delete it to train again") from None
 
 
 def near_boundaries(scores: Scores) -> dict[str, float]:
@@ -100,7 +94,7 @@ TRIMAP = "4"
 """Width in pixels of the band around boundaries that the table shows; json has them all."""
 
 TRIMAP_COLUMN = f"trimap IoU, {TRIMAP} px"
-SMALL_COLUMN = f"accuracy, ≤ {LIMITS[0]:.0%} of image"
+SMALL_COLUMN = f"accuracy, ≤ {SIZE_LIMITS[0]:.0%} of image"
 COLUMNS = (
     *("system", "seeds", "IoU", TRIMAP_COLUMN, SMALL_COLUMN, "ECE", "parameters", "outputs per factor"),
     *("s of training", "s / training step", "s / prediction", "MB / prediction"),
@@ -108,13 +102,13 @@ COLUMNS = (
 
 
 @dataclass(frozen=True)
-class Line:
-    """A row over all its seeds; a spread is the sample standard deviation, None with one seed.
+class TableRow:
+    """A system over all its seeds; a spread is the sample standard deviation, None with one seed.
 
     Attributes:
-        row: Its name.
+        system: Its name.
         label: What it is.
-        kind: Of its network.
+        head: Kind of its head.
         seeds: Which were trained.
         mean_iou: Mean over the seeds.
         spread: Of the IoU.
@@ -132,9 +126,9 @@ class Line:
         prediction_megabytes: Of a prediction.
     """
 
-    row: str
+    system: str
     label: str
-    kind: str
+    head: str
     seeds: tuple[int, ...]
     mean_iou: float
     spread: float | None
@@ -181,30 +175,30 @@ def percent(mean: float | None, spread: float | None) -> str:
     return f"{100 * mean:.1f}" + ("" if spread is None else f" ± {100 * spread:.1f}")
 
 
-def lines(outcomes: Sequence[Outcome]) -> list[Line]:
-    """One line for each row, in the order of the outcomes."""
-    names = dict.fromkeys(outcome.row for outcome in outcomes)
-    return [_line([outcome for outcome in outcomes if outcome.row == name]) for name in names]
+def table_rows(results: Sequence[RunResult]) -> list[TableRow]:
+    """One row for each system, in the order of the results."""
+    names = dict.fromkeys(result.system for result in results)
+    return [_table_row([result for result in results if result.system == name]) for name in names]
 
 
-def _line(outcomes: Sequence[Outcome]) -> Line:
-    first = outcomes[0]
-    near = [outcome.trimap_iou[TRIMAP] for outcome in outcomes if TRIMAP in outcome.trimap_iou]
-    small = [outcome.small_accuracy for outcome in outcomes if outcome.small_accuracy is not None]
-    unsure = [outcome.calibration_error for outcome in outcomes if outcome.calibration_error is not None]
-    return Line(
-        first.row,
+def _table_row(results: Sequence[RunResult]) -> TableRow:
+    first = results[0]
+    near = [result.trimap_iou[TRIMAP] for result in results if TRIMAP in result.trimap_iou]
+    small = [result.small_accuracy for result in results if result.small_accuracy is not None]
+    unsure = [result.calibration_error for result in results if result.calibration_error is not None]
+    return TableRow(
+        first.system,
         first.label,
-        first.kind,
-        tuple(outcome.seed for outcome in outcomes),
-        statistics.fmean(outcome.mean_iou for outcome in outcomes),
-        _mean_and_spread([outcome.mean_iou for outcome in outcomes])[1],
+        first.head,
+        tuple(result.seed for result in results),
+        statistics.fmean(result.mean_iou for result in results),
+        _mean_and_spread([result.mean_iou for result in results])[1],
         *_mean_and_spread(near),
         *_mean_and_spread(small),
         *_mean_and_spread(unsure),
         first.parameters,
         first.outputs_per_factor,
-        statistics.fmean(outcome.train_seconds for outcome in outcomes),
+        statistics.fmean(result.train_seconds for result in results),
         first.cost.step_seconds if first.steps > 1 else None,
         first.cost.prediction_seconds,
         first.cost.prediction_megabytes,
@@ -213,38 +207,32 @@ def _line(outcomes: Sequence[Outcome]) -> Line:
 
 def _mean_and_spread(values: Sequence[float]) -> tuple[float | None, float | None]:
     """Those that exist: a mean of no values does not, nor a spread of one."""
-    return (
-        statistics.fmean(values) if values else None,
-        statistics.stdev(values) if len(values) > 1 else None,
-    )
+    return (statistics.fmean(values) if values else None, statistics.stdev(values) if len(values) > 1 else None)
 
 
-def markdown(outcomes: Sequence[Outcome]) -> str:
+def markdown(results: Sequence[RunResult]) -> str:
     """The table as Markdown, the best IoU in bold."""
-    found = lines(outcomes)
-    best = max(line.mean_iou for line in found)
-    rows = [COLUMNS, ("---", *("---:" for _ in COLUMNS[1:]))]
-    for line in found:
-        cells = list(line.cells)
-        if line.mean_iou == best and len(found) > 1:
+    found = table_rows(results)
+    best = max(row.mean_iou for row in found)
+    lines = [COLUMNS, ("---", *("---:" for _ in COLUMNS[1:]))]
+    for row in found:
+        cells = list(row.cells)
+        if row.mean_iou == best and len(found) > 1:
             cells[2] = f"**{cells[2]}**"
-        rows.append(tuple(cells))
-    return "".join(f"| {' | '.join(cells)} |\n" for cells in rows)
+        lines.append(tuple(cells))
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
 
 
-def write_tables(outcomes: Sequence[Outcome], folder: Path) -> None:
+def write_tables(results: Sequence[RunResult], folder: Path) -> None:
     """Writes comparison.md, comparison.csv and comparison.json."""
-    found = lines(outcomes)
+    found = table_rows(results)
     text = io.StringIO()
     writer = csv.DictWriter(text, list(asdict(found[0])))
     writer.writeheader()
-    for line in found:
-        writer.writerow(asdict(line) | {"seeds": " ".join(map(str, line.seeds))})
-    content = {
-        "rows": [asdict(line) for line in found],
-        "outcomes": [asdict(outcome) for outcome in outcomes],
-    }
-    write_atomically(folder / "comparison.md", markdown(outcomes).encode())
+    for row in found:
+        writer.writerow(asdict(row) | {"seeds": " ".join(map(str, row.seeds))})
+    content = {"systems": [asdict(row) for row in found], "results": [asdict(result) for result in results]}
+    write_atomically(folder / "comparison.md", markdown(results).encode())
     write_atomically(folder / "comparison.csv", text.getvalue().encode())
     write_atomically(folder / "comparison.json", (json.dumps(content, indent=2) + "\n").encode())
 
@@ -255,15 +243,15 @@ CONFUSIONS = 5
 
 @dataclass(frozen=True)
 class Contrast:
-    """What changes from one row to another.
+    """What changes from one system to another.
 
     Attributes:
-        base: Label of the first row.
+        base: Label of the first system.
         other: Label of the second.
         seeds: Which both have been trained with.
         differences: Second minus first, one for each seed, by what is measured.
         confusions: Share of a true class that is labelled as another, mean over the seeds, first and second, by
-            (truth, label).
+            (target, label).
     """
 
     base: str
@@ -280,12 +268,12 @@ class Contrast:
 
 
 def contrast(base: str, other: str, first: Mapping[int, Scores], second: Mapping[int, Scores]) -> Contrast:
-    """Compares two rows, whose scores are given by seed; needs a seed that both have."""
+    """Compares two systems, whose scores are given by seed; needs a seed that both have."""
     seeds = tuple(sorted(first.keys() & second.keys()))
     before, after = [[scores[seed] for seed in seeds] for scores in (first, second)]
-    told = [(_measures(a), _measures(b)) for a, b in zip(before, after, strict=True)]
-    common = [name for name in told[0][0] if all(name in a and name in b for a, b in told)]
-    differences = {name: [b[name] - a[name] for a, b in told] for name in common}
+    measures = [(_measures(a), _measures(b)) for a, b in zip(before, after, strict=True)]
+    common = [name for name in measures[0][0] if all(name in a and name in b for a, b in measures)]
+    differences = {name: [b[name] - a[name] for a, b in measures] for name in common}
     shares = [[_confusions(scores) for scores in side] for side in (before, after)]
     confusions = {
         pair: (statistics.fmean(s[pair] for s in shares[0]), statistics.fmean(s[pair] for s in shares[1]))
@@ -295,14 +283,14 @@ def contrast(base: str, other: str, first: Mapping[int, Scores], second: Mapping
 
 
 def _measures(scores: Scores) -> dict[str, float]:
-    """The figures of a row that exist, by name, in the order of the table."""
+    """The figures of a system that exist, by name, in the order of the table."""
     found: dict[str, float | None] = {"mean IoU": scores.mean_iou}
     found |= {f"IoU of {name}": iou for name, iou in zip(scores.class_names, scores.class_iou, strict=True)}
     found |= {f"IoU within {band.width} px of a boundary": band.mean_iou for band in scores.bands}
-    least = 0.0
+    lower = 0.0
     for group in scores.sizes:
-        found[f"accuracy, {least:.0%} to {group.largest_share:.0%} of the image"] = group.accuracy
-        least = group.largest_share
+        found[f"accuracy, {lower:.0%} to {group.largest_share:.0%} of the image"] = group.accuracy
+        lower = group.largest_share
     found["expected calibration error"] = scores.expected_calibration_error
     return {name: value for name, value in found.items() if value is not None}
 
@@ -311,10 +299,10 @@ def _confusions(scores: Scores) -> dict[tuple[str, str], float]:
     """Which share of a class's pixels is labelled as each other class."""
     names = scores.class_names
     return {
-        (names[truth], names[label]): count / max(sum(row), 1)
-        for truth, row in enumerate(scores.confusion)
+        (names[target], names[label]): count / max(sum(row), 1)
+        for target, row in enumerate(scores.confusion)
         for label, count in enumerate(row)
-        if truth != label
+        if target != label
     }
 
 
@@ -327,13 +315,9 @@ def contrasts_markdown(contrasts: Sequence[Contrast]) -> str:
         lines.append(f"| {name} | {' | '.join(cells)} |")
     lines.append("| seeds | " + " | ".join(str(len(each.seeds)) for each in contrasts) + " |")
     for each in contrasts:
-        lines += [
-            "",
-            f"{each.base} → {each.other}, confusions that change most, in per cent of the true class:",
-            "",
-        ]
-        for (truth, label), (before, after) in each.largest:
-            lines.append(f"- {truth} called {label}: {100 * before:.1f} → {100 * after:.1f}")
+        lines += ["", f"{each.base} → {each.other}, confusions that change most, in per cent of the true class:", ""]
+        for (target, label), (before, after) in each.largest:
+            lines.append(f"- {target} called {label}: {100 * before:.1f} → {100 * after:.1f}")
     return "\n".join(lines) + "\n"
 
 
@@ -356,15 +340,15 @@ def _read(path: Path) -> Scores:
         raise InputError(f"{path} cannot be read ({error}); delete {path.parent} to train it again") from None
 
 
-def write_contrasts(pairs: Iterable[tuple[str, str]], outcomes: Sequence[Outcome], folder: Path) -> None:
-    """Writes contrasts.md for the pairs of names of which both rows have been scored with a common seed."""
+def write_contrasts(pairs: Iterable[tuple[str, str]], results: Sequence[RunResult], folder: Path) -> None:
+    """Writes contrasts.md for the pairs of names of which both systems have been scored with a common seed."""
     pairs = list(pairs)
     scores: dict[str, dict[int, Scores]] = {name: {} for pair in pairs for name in pair}
-    labels = {outcome.row: outcome.label for outcome in outcomes}
-    for outcome in outcomes:
-        path = folder / outcome.row / f"seed-{outcome.seed}" / "scores.json"
-        if outcome.row in scores and path.is_file():
-            scores[outcome.row][outcome.seed] = _read(path)
+    labels = {result.system: result.label for result in results}
+    for result in results:
+        path = folder / result.system / f"seed-{result.seed}" / "scores.json"
+        if result.system in scores and path.is_file():
+            scores[result.system][result.seed] = _read(path)
     found = [
         contrast(labels[base], labels[other], scores[base], scores[other])
         for base, other in pairs
@@ -374,20 +358,20 @@ def write_contrasts(pairs: Iterable[tuple[str, str]], outcomes: Sequence[Outcome
         write_atomically(folder / "contrasts.md", contrasts_markdown(found).encode())
 
 
-def iou_plot(outcomes: Sequence[Outcome]) -> Figure:
-    """Mean IoU of every row with its spread; a small dot is a seed."""
+def iou_plot(results: Sequence[RunResult]) -> Figure:
+    """Mean IoU of every system with its spread; a small dot is a seed."""
     from matplotlib.figure import Figure as NewFigure
 
-    found = lines(outcomes)
+    found = table_rows(results)
     figure = NewFigure(figsize=(6.4, 1.0 + 0.3 * len(found)), layout="constrained")
     axes = figure.add_subplot()
-    for place, line in enumerate(found):
-        spread = None if line.spread is None else 100 * line.spread
-        style: dict[str, Any] = {"color": _colour(line), "markersize": 8, "capsize": 3}
-        axes.errorbar(100 * line.mean_iou, place, xerr=spread, fmt="o", **style)
-        seeds = [100 * outcome.mean_iou for outcome in outcomes if outcome.row == line.row]
-        axes.plot(seeds, [place] * len(seeds), ".", color=INK, markersize=3)
-    axes.set_yticks(range(len(found)), [plain(line.label) for line in found], fontsize=8.5)
+    for position, row in enumerate(found):
+        spread = None if row.spread is None else 100 * row.spread
+        style: dict[str, Any] = {"color": _colour(row), "markersize": 8, "capsize": 3}
+        axes.errorbar(100 * row.mean_iou, position, xerr=spread, fmt="o", **style)
+        seeds = [100 * result.mean_iou for result in results if result.system == row.system]
+        axes.plot(seeds, [position] * len(seeds), ".", color=INK, markersize=3)
+    axes.set_yticks(range(len(found)), [escape_dollars(row.label) for row in found], fontsize=8.5)
     axes.set_ylim(len(found) - 0.5, -0.5)
     axes.set_xlabel("mean IoU, %", fontsize=9)
     axes.grid(axis="both", color=INK, alpha=0.12, linewidth=0.7)
@@ -396,17 +380,17 @@ def iou_plot(outcomes: Sequence[Outcome]) -> Figure:
     return figure
 
 
-def cost_plot(outcomes: Sequence[Outcome]) -> Figure:
+def cost_plot(results: Sequence[RunResult]) -> Figure:
     """Mean IoU against the seconds of the training; points have numbers, which the list beside them explains."""
     from matplotlib.figure import Figure as NewFigure
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
     figure = NewFigure(figsize=(8.6, 4.2), layout="constrained")
     axes = figure.add_subplot()
-    for number, line in enumerate(lines(outcomes), start=1):
-        place = (max(line.train_seconds, 1e-3), 100 * line.mean_iou)
-        axes.plot(*place, "o", color=_colour(line), label=f"{number}  {plain(line.label)}")
-        axes.annotate(str(number), place, xytext=(4, 3), textcoords="offset points", fontsize=8)
+    for index, row in enumerate(table_rows(results), start=1):
+        point = (max(row.train_seconds, 1e-3), 100 * row.mean_iou)
+        axes.plot(*point, "o", color=_colour(row), label=f"{index}  {escape_dollars(row.label)}")
+        axes.annotate(str(index), point, xytext=(4, 3), textcoords="offset points", fontsize=8)
     axes.set_xscale("log")
     axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.xaxis.set_minor_locator(NullLocator())
@@ -420,21 +404,35 @@ def cost_plot(outcomes: Sequence[Outcome]) -> Figure:
     return figure
 
 
-def _colour(line: Line) -> str:
+def _colour(row: TableRow) -> str:
     """Learned messages stand out."""
-    return SERIES[1] if line.kind == "message" else SERIES[0]
+    return SERIES[1] if row.head == "message" else SERIES[0]
 
 
-def write_plots(outcomes: Sequence[Outcome], folder: Path) -> None:
+def write_plots(results: Sequence[RunResult], folder: Path) -> None:
     """Writes iou.png and cost.png."""
     for name, draw in (("iou.png", iou_plot), ("cost.png", cost_plot)):
-        write_atomically(folder / name, figure_png(draw(outcomes)))
+        write_atomically(folder / name, figure_png(draw(results)))
 
 
-SHOWN = [COLUMNS.index(name) for name in ("system", "IoU", TRIMAP_COLUMN, "parameters", "s of training")]
+TERMINAL_COLUMNS = [COLUMNS.index(name) for name in ("system", "IoU", TRIMAP_COLUMN, "parameters", "s of training")]
 
 
-class Console:
+class StudyCallback:
+    """Follows a comparison; every method does nothing unless a subclass overrides it."""
+
+    def system(self, index: int, total: int, system: System, seed: int) -> TrainCallback | None:
+        """Called before a system is trained; returns what follows its training."""
+        return None
+
+    def features(self, done: int, total: int) -> None:
+        """Called after every image while features of the scored images are computed."""
+
+    def done(self, index: int, total: int, result: RunResult) -> None:
+        """Called after a system is scored, or found to be so."""
+
+
+class StudyConsole(StudyCallback):
     """Prints what a comparison is doing.
 
     Args:
@@ -445,9 +443,9 @@ class Console:
         self.console = console or RichConsole(stderr=True)
         self._bar: RichProgress | None = None
 
-    def row(self, number: int, total: int, row: Row, seed: int) -> Progress | None:
+    def system(self, index: int, total: int, system: System, seed: int) -> TrainCallback | None:
         """A headline, and the bar of a training below it."""
-        self.console.rule(f"{number}/{total}  {row.label or row.name}, seed {seed}", align="left")
+        self.console.rule(f"{index}/{total}  {system.label or system.name}, seed {seed}", align="left")
         return Bar(self.console, to_resume="give the same command again")
 
     def features(self, done: int, total: int) -> None:
@@ -461,26 +459,26 @@ class Console:
             self._bar.stop()
             self._bar = None
 
-    def done(self, number: int, total: int, outcome: Outcome) -> None:
-        """The scores of a row."""
-        values = ", ".join(f"{name} {value:g}" for name, value in outcome.tuned.items())
+    def done(self, index: int, total: int, result: RunResult) -> None:
+        """The scores of a system."""
+        values = ", ".join(f"{name} {value:g}" for name, value in result.tuned.items())
         tuned = f", tuned on held-out images to {values}" if values else ""
         self.console.print(
-            f"{number}/{total} {outcome.row}, seed {outcome.seed}: mean IoU {outcome.mean_iou:.1%}{tuned}",
+            f"{index}/{total} {result.system}, seed {result.seed}: mean IoU {result.mean_iou:.1%}{tuned}",
             markup=False,
             highlight=False,
             soft_wrap=True,
         )
 
 
-def drawn_table(outcomes: Sequence[Outcome]) -> Table:
+def results_table(results: Sequence[RunResult]) -> Table:
     """What fits into a terminal of the table of a comparison; comparison.md has all of it."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    found = lines(outcomes)
-    for number in SHOWN:
-        widest = max((len(line.cells[number]) for line in found), default=0)
-        least = widest if number else None  # numbers stay whole, a long name may go on in the next line
-        table.add_column(COLUMNS[number], justify="right" if number else "left", min_width=least)
-    for line in found:
-        table.add_row(*(Text(line.cells[number]) for number in SHOWN))
+    found = table_rows(results)
+    for index in TERMINAL_COLUMNS:
+        widest = max((len(row.cells[index]) for row in found), default=0)
+        min_width = widest if index else None  # numbers stay whole, a long name may go on in the next line
+        table.add_column(COLUMNS[index], justify="right" if index else "left", min_width=min_width)
+    for row in found:
+        table.add_row(*(Text(row.cells[index]) for index in TERMINAL_COLUMNS))
     return table

@@ -1,30 +1,32 @@
 """Training: every setting of a run, the loop, and what it writes down.
 
-config = apply_overrides(load_config("tiny"), ["run.epochs=3"])
+config = override(load_config("tiny"), ["run.epochs=3"])
 result = train(config, "runs/mine", progress=Bar())
-net = MessageNet.from_pretrained(result.folder / "best")
+model = SegmentationModel.from_pretrained(result.folder / "best")
 """
 
-from messagenet.graph.relations import parse_relation, relation_text
 from messagenet.training.build import DataSets
-from messagenet.training.config import TrainConfig, apply_overrides, load_config, preset_names, save_config
+from messagenet.training.config import TrainConfig, load_config, override, preset_names, save_config
+from messagenet.training.inference_machine import train_machine_dagger, train_machine_forward
 from messagenet.training.loop import train
-from messagenet.training.progress import Bar, Progress, RunInfo, Silent, TrainResult, read_log
+from messagenet.training.progress import Bar, RunInfo, TrainCallback, TrainResult, read_log
+from messagenet.training.validate import TuneResult, tune
 
 __all__ = [
     "Bar",
     "DataSets",
-    "Progress",
     "RunInfo",
-    "Silent",
+    "TrainCallback",
     "TrainConfig",
     "TrainResult",
-    "apply_overrides",
+    "TuneResult",
     "load_config",
-    "parse_relation",
+    "override",
     "preset_names",
     "read_log",
-    "relation_text",
     "save_config",
     "train",
+    "train_machine_dagger",
+    "train_machine_forward",
+    "tune",
 ]

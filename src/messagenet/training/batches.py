@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from messagenet.data import Augment, Sample, SegmentationData, augmented, epoch_order, generator
+from messagenet.data import Augment, Sample, SegmentationData, augment_sample, epoch_order, generator
 from messagenet.errors import InputError
 from messagenet.training.config import RunConfig
 
@@ -77,9 +77,7 @@ class Plan:
         for step in range(start_step, self.total_steps):
             epoch, place = divmod(step, self.steps_per_epoch)
             if epoch != epoch_now:
-                order = np.resize(
-                    epoch_order(self.samples, self.seed, epoch), self.steps_per_epoch * self.global_batch
-                )
+                order = np.resize(epoch_order(self.samples, self.seed, epoch), self.steps_per_epoch * self.global_batch)
                 epoch_now = epoch
             stretch = order[place * self.global_batch : (place + 1) * self.global_batch]
             for batch in stretch.reshape(self.accumulate, self.processes, self.batch_size)[:, rank]:
@@ -107,10 +105,10 @@ class AugmentedData(Dataset[Sample]):
 
     def __getitem__(self, key: Key) -> Sample:
         epoch, index = key
-        return augmented(self.data, index, self.augment, generator(self.seed, epoch, index))
+        return augment_sample(self.data, index, self.augment, generator(self.seed, epoch, index))
 
 
-class Shown(Dataset[T]):
+class RepeatedData(Dataset[T]):
     """Samples by (epoch, place in a list of indices); an index may be there repeatedly."""
 
     def __init__(self, samples: Any, indices: Sequence[int]) -> None:
@@ -160,7 +158,7 @@ class _Plainly(Generic[T]):
         try:
             yield from self.loader
         except InputError as error:
-            raise InputError(str(error).rpartition("InputError: ")[2].strip()) from None
+            raise InputError(str(error).rpartition(f"{type(error).__name__}: ")[2].strip()) from None
 
 
 def default_workers(processes: int = 1) -> int:

@@ -29,7 +29,7 @@ from messagenet.training.batches import Plan
 from messagenet.training.config import TrainConfig, load_config
 
 TENSORS, STATE = "tensors.safetensors", "state.json"
-KEPT = 2
+MAX_CHECKPOINTS = 2
 PREFIX, PART = "step-", ".part-"
 
 
@@ -60,7 +60,7 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
     except (OSError, SafetensorError) as error:
         shutil.rmtree(part, ignore_errors=True)
         raise InputError(f"cannot write {target} ({error}); make room, then go on with --resume") from None
-    for old in _steps(folder)[:-KEPT]:
+    for old in _steps(folder)[:-MAX_CHECKPOINTS]:
         shutil.rmtree(old, ignore_errors=True)
     for left in folder.glob(f"{PART}*"):
         shutil.rmtree(left, ignore_errors=True)
@@ -97,45 +97,38 @@ def _flush(path: Path) -> None:
         os.close(descriptor)
 
 
-class Layout(NamedTuple):
-    """Where a run keeps what."""
+class RunFolder(NamedTuple):
+    """The folder of a run, and what lies where in it."""
 
-    folder: Path
+    root: Path
 
     @property
     def config(self) -> Path:
         """Every setting."""
-        return self.folder / "config.yaml"
+        return self.root / "config.yaml"
 
     @property
     def checkpoints(self) -> Path:
         """What resuming needs."""
-        return self.folder / "checkpoint"
+        return self.root / "checkpoint"
 
     @property
     def last(self) -> Path:
         """The model at the last checkpoint."""
-        return self.folder / "last"
+        return self.root / "last"
 
     @property
     def best(self) -> Path:
         """The model with the best score."""
-        return self.folder / "best"
+        return self.root / "best"
 
     @property
     def features(self) -> Path:
-        """Cached features, unless they are kept elsewhere."""
-        return self.folder / "features"
+        """Cached features, unless `run.cache_folder` says otherwise."""
+        return self.root / "features"
 
 
-FREE = (
-    "run.workers",
-    "run.log_every",
-    "run.checkpoint_every",
-    "run.cache_folder",
-    "run.batch_size",
-    "run.accumulate",
-)
+FREE = ("run.workers", "run.log_every", "run.checkpoint_every", "run.cache_folder", "run.batch_size", "run.accumulate")
 """Settings that do not change where a run ends, as long as a step sees the same number of images."""
 
 LENGTHS = ("run.steps", "run.epochs")
@@ -150,34 +143,32 @@ def check_folder(folder: Path, resume: bool) -> None:
         raise InputError(f"{folder} is a file; give a folder to write the run into")
     found = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
     if not resume and not found <= BEFORE_THE_FIRST_CHECKPOINT:
-        raise InputError(
-            f"{folder} is not empty; go on with the run in it (--resume), or choose another folder"
-        )
+        raise InputError(f"{folder} is not empty; go on with the run in it (--resume), or choose another folder")
 
 
-def remove_leftovers(layout: Layout) -> None:
+def remove_leftovers(run: RunFolder) -> None:
     """Removes files that a killed run was just writing (see `messagenet.errors`)."""
-    for folder in (layout.folder, layout.last, layout.best):
+    for folder in (run.root, run.last, run.best):
         for left in folder.glob(".*.part"):
             left.unlink(missing_ok=True)
 
 
-def find_checkpoint(layout: Layout, config: TrainConfig, plan: Plan, classes: Classes) -> Checkpoint | None:
+def find_checkpoint(run: RunFolder, config: TrainConfig, plan: Plan, classes: Classes) -> Checkpoint | None:
     """The checkpoint to go on from, if there is one; refuses one of another run."""
-    if layout.config.is_file():
-        _check_same(layout.config, load_config(layout.config), config)
-    checkpoint = read_checkpoint(layout.checkpoints)
+    if run.config.is_file():
+        _check_same(run.config, load_config(run.config), config)
+    checkpoint = read_checkpoint(run.checkpoints)
     if checkpoint is None:
         return None
     theirs = checkpoint.state["classes"]
     if theirs != list(classes.names):
         raise InputError(
-            f"the run in {layout.folder} has {len(theirs)} classes ({', '.join(theirs)}), the data have "
+            f"the run in {run.root} has {len(theirs)} classes ({', '.join(theirs)}), the data have "
             f"{classes.num_classes} ({', '.join(classes.names)}); give it the data it began with"
         )
     if checkpoint.state["global_batch"] != plan.global_batch:
         raise InputError(
-            f"the run in {layout.folder} took {checkpoint.state['global_batch']} images per step, now it would be "
+            f"the run in {run.root} took {checkpoint.state['global_batch']} images per step, now it would be "
             f"{plan.global_batch}; change run.batch_size or run.accumulate to fit the number of processes"
         )
     return checkpoint
@@ -185,17 +176,12 @@ def find_checkpoint(layout: Layout, config: TrainConfig, plan: Plan, classes: Cl
 
 def _check_same(path: Path, before: TrainConfig, now: TrainConfig) -> None:
     old, new = flat(before), flat(now)
-    for name in old:
-        if old[name] == new[name] or name in FREE or _longer(name, old[name], new[name]):
+    for name in {**old, **new}:  # a kind comes before its options, which another kind may not have
+        was, value = old.get(name), new.get(name)
+        if was == value or name in FREE or _longer(name, was, value):
             continue
-        fix = (
-            "give at least as many"
-            if name in LENGTHS and old[name] and new[name]
-            else "resume with the same settings"
-        )
-        raise InputError(
-            f"{name} is {new[name]}, but {old[name]} in {path}; {fix}, or start in another folder"
-        )
+        fix = "give at least as many" if name in LENGTHS and was and value else "resume with the same settings"
+        raise InputError(f"{name} is {value}, but {was} in {path}; {fix}, or start in another folder")
 
 
 def _longer(name: str, before: int | None, now: int | None) -> bool:

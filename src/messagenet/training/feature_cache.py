@@ -1,19 +1,14 @@
-"""Features of a frozen backbone, computed once and kept on disk.
+"""Features of a frozen backbone, computed once and cached on disk.
 
-A backbone that does not change gives an image the same features in every epoch, and takes nearly all of the time.
-With its features kept, an epoch trains the head alone. An entry holds what the loss needs of one version of one
-image: the feature map (or maps), and the truth. Version 0 is the image itself, versions 1, 2, … are fixed draws of
-the augmentation; epoch e takes version (e + index) mod versions.
+A backbone that does not change gives an image the same features in every epoch, and takes nearly all of the time. With
+its features cached, an epoch trains the head alone. An entry holds one version of one image: the feature map (or maps)
+and the labels of the pixels. Version 0 is the image itself, versions 1, 2, … are fixed draws of the augmentation; epoch
+e takes version (e + index) mod versions.
 
     FOLDER/<key>/0-000017.safetensors        `<key>` is a digest of all that entries depend on: the backbone and
-    FOLDER/<key>/about.json                  its weights, the data (names, sizes and times of files), the
-                                             augmentation, and how the truth is read
+    FOLDER/<key>/about.json                  its weights, the data (names, sizes and times of files), the augmentation
 
 Entries are written atomically, so building can be interrupted; those that are missing or cut short are made anew.
-
-What cached features depend on, in words and digests: change any of it, and other entries are looked for.
-
-Cached features as the training loop sees them: entries of single images, stacked into batches.
 """
 
 from __future__ import annotations
@@ -25,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from accelerate import Accelerator  # type: ignore[import-untyped]
 from safetensors import SafetensorError, safe_open
@@ -37,24 +33,61 @@ from torch.utils.data import Dataset
 from messagenet.data import (
     VOID,
     Augment,
-    Joined,
+    Batch,
+    ClassSubset,
+    ConcatData,
     PairedFiles,
-    Restricted,
     Sample,
     SegmentationData,
     Subset,
-    augmented,
+    augment_sample,
     generator,
-    to_tensor,
 )
 from messagenet.errors import InputError, write_atomically
-from messagenet.geometry import node_labels
-from messagenet.models import SegmentationNet
+from messagenet.models import SegmentationModel
+from messagenet.models.base import SHARED
+from messagenet.prediction import Predictor
+from messagenet.prediction.predictor import resize
 from messagenet.settings import plain
 from messagenet.training.batches import Key, make_loader
-from messagenet.training.config import LossConfig, TrainConfig
+from messagenet.training.config import TrainConfig
 
-FORMAT = 1
+CACHE_FORMAT = 2
+FEATURES, TARGET = "features/", "target"
+DTYPES = {"fp16": torch.float16, "fp32": torch.float32}
+
+
+class CachedFeatures(NamedTuple):
+    """One version of one image.
+
+    Attributes:
+        features: Maps (r, h, w) by factor type or level; "shared" is the one of all types.
+        target: Labels of the pixels, uint8 (H, W).
+        id: Of the image.
+    """
+
+    features: dict[str, Tensor]
+    target: Tensor
+    id: str
+
+
+def collate_features(entries: Sequence[CachedFeatures]) -> Batch:
+    """Stacks entries in float32, padding smaller ones below and on the right."""
+    features = {
+        name: torch.stack(_pad_to_largest([entry.features[name].float() for entry in entries], 0))
+        for name in entries[0].features
+    }
+    target = torch.stack(_pad_to_largest([entry.target for entry in entries], VOID)).long()
+    sizes = torch.tensor([entry.target.shape for entry in entries])
+    shared = features.get(SHARED)
+    return Batch(None, features if shared is None else shared, target, sizes, tuple(entry.id for entry in entries))
+
+
+def _pad_to_largest(values: Sequence[Tensor], fill: int) -> list[Tensor]:
+    height, width = (max(value.shape[axis] for value in values) for axis in (-2, -1))
+    return [
+        functional.pad(value, (0, width - value.shape[-1], 0, height - value.shape[-2]), value=fill) for value in values
+    ]
 
 
 @dataclass(frozen=True)
@@ -62,44 +95,187 @@ class CacheSettings:
     """What entries hold.
 
     Attributes:
-        loss: Where and how the truth is read.
         augment: What versions 1, 2, … draw.
         versions: Versions of every image.
         seed: Of the draws.
         precision: Of the features.
-        masks: Whether to keep the labels of all pixels, for scoring.
+        working_size: Whether images are first reduced to what the model is for, as in prediction; the target stays.
     """
 
-    loss: LossConfig
     augment: Augment
     versions: int = 1
     seed: int = 0
     precision: str = "fp16"
-    masks: bool = False
+    working_size: bool = False
 
 
-def describe(net: SegmentationNet, data: SegmentationData, settings: CacheSettings) -> dict[str, Any]:
+def training_cache(model: SegmentationModel, data: SegmentationData, folder: Path, config: TrainConfig) -> FeatureCache:
+    """The cache that a training with this configuration learns from."""
+    run = config.run
+    settings = CacheSettings(config.augment, run.cache_variants, run.seed, run.cache_precision)
+    return FeatureCache(model, data, folder, settings)
+
+
+def scoring_cache(model: SegmentationModel, data: SegmentationData, folder: Path, config: TrainConfig) -> FeatureCache:
+    """The cache that a training with this configuration scores from: images as prediction sees them."""
+    run = config.run
+    settings = CacheSettings(config.augment, 1, run.seed, run.cache_precision, working_size=True)
+    return FeatureCache(model, data, folder, settings)
+
+
+class FeatureCache(Dataset[CachedFeatures]):
+    """The entries of a data set on disk, by (epoch, index).
+
+    Args:
+        model: Whose backbone makes the features.
+        data: The images.
+        folder: Where caches are; several share it.
+        settings: What entries hold.
+    """
+
+    def __init__(self, model: SegmentationModel, data: SegmentationData, folder: Path, settings: CacheSettings) -> None:
+        self.model: SegmentationModel | None = model
+        self.data, self.settings = data, settings
+        self.about = _describe(model, data, settings)
+        key = hashlib.sha256(json.dumps(self.about, sort_keys=True).encode()).hexdigest()[:24]
+        self.folder = folder / key
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, key: Key) -> CachedFeatures:
+        epoch, index = key
+        return self.read((epoch + index) % self.settings.versions, index)
+
+    def path(self, version: int, index: int) -> Path:
+        """Where an entry is."""
+        return self.folder / f"{version}-{index:06d}.safetensors"
+
+    def read(self, version: int, index: int) -> CachedFeatures:
+        """Reads an entry."""
+        path = self.path(version, index)
+        try:
+            tensors = load_file(path)
+        except (OSError, SafetensorError) as error:
+            raise InputError(
+                f"the cached features {path} cannot be read ({error}); delete the file and resume"
+            ) from None
+        features = {k.removeprefix(FEATURES): v for k, v in tensors.items() if k.startswith(FEATURES)}
+        return CachedFeatures(features, tensors[TARGET], self.data.sample_name(index))
+
+    def missing(self) -> list[tuple[int, int]]:
+        """The (version, index) of entries that are absent or cut short."""
+        wanted = ((v, index) for v in range(self.settings.versions) for index in range(len(self.data)))
+        return [key for key in wanted if not _is_complete(self.path(*key))]
+
+    def build(
+        self,
+        accelerator: Accelerator,
+        workers: int = 0,
+        progress: Callable[[int, int], None] = lambda done, total: None,
+    ) -> int:
+        """Makes the missing entries, together with the other processes.
+
+        Args:
+            accelerator: The processes and the device.
+            workers: Processes that load images.
+            progress: Called with (done, total) after every image.
+
+        Returns:
+            How many were missing.
+        """
+        missing = self.missing()
+        accelerator.wait_for_everyone()
+        if missing:
+            write_atomically(self.folder / "about.json", (json.dumps(self.about, indent=2) + "\n").encode())
+            mine = missing[accelerator.process_index :: accelerator.num_processes]
+            for done, (key, tensors) in enumerate(self._make(mine, accelerator.device, workers), start=1):
+                write_atomically(self.path(*key), dump_tensors(tensors))
+                progress(done, len(mine))
+        accelerator.wait_for_everyone()
+        self.model = None  # the entries go to worker processes, which need no model
+        return len(missing)
+
+    def _make(
+        self, keys: Sequence[tuple[int, int]], device: torch.device, workers: int
+    ) -> Iterator[tuple[tuple[int, int], dict[str, Tensor]]]:
+        """The content of entries, one after the other."""
+        model = self.model
+        assert model is not None
+        predictor = Predictor(model)
+        data = _Versions(self.data, self.settings)
+        samples = make_loader(data, [[key] for key in keys], _only, workers)
+        with torch.no_grad():
+            for key, sample in zip(keys, samples, strict=True):
+                yield key, self._tensors(predictor, sample, device)
+
+    def _tensors(self, predictor: Predictor, sample: Sample, device: torch.device) -> dict[str, Tensor]:
+        if sample.mask is None:
+            raise InputError(f"{sample.name} has no mask; training and scoring need one for every image")
+        pixels = torch.from_numpy(np.array(sample.image.transpose(2, 0, 1), order="C"))[None]  # (1, 3, H, W)
+        size = (pixels.shape[2], pixels.shape[3])
+        if self.settings.working_size and predictor.working_size(size) != size:
+            pixels = resize(pixels, predictor.working_size(size))
+        maps = predictor.model.forward_features(pixels.to(device).float().div_(255))
+        by_name = {SHARED: maps} if isinstance(maps, Tensor) else maps
+        dtype = DTYPES[self.settings.precision]
+        return {
+            **{f"{FEATURES}{name}": each[0].to("cpu", dtype).contiguous() for name, each in by_name.items()},
+            TARGET: torch.from_numpy(sample.mask.copy()),
+        }
+
+
+class _Versions(Dataset[Sample]):
+    """Samples by (version, index)."""
+
+    def __init__(self, data: SegmentationData, settings: CacheSettings) -> None:
+        self.data, self.settings = data, settings
+
+    def __getitem__(self, key: tuple[int, int]) -> Sample:
+        version, index = key
+        if version == 0:
+            return self.data[index]
+        rng = generator(self.settings.seed, version, index)
+        return augment_sample(self.data, index, self.settings.augment, rng)
+
+
+def _only(samples: list[Sample]) -> Sample:
+    return samples[0]
+
+
+def _is_complete(path: Path) -> bool:
+    """Whether a safetensors file is as long as its header says."""
+    if not path.is_file():
+        return False
+    try:
+        with safe_open(path, "pt") as file:
+            return TARGET in file.keys()  # noqa: SIM118 (it is no mapping)
+    except (OSError, SafetensorError):
+        return False
+
+
+def _describe(model: SegmentationModel, data: SegmentationData, settings: CacheSettings) -> dict[str, Any]:
     """All that entries depend on, in words and digests."""
     weights = hashlib.sha256()
-    for name, values in net.backbones.state_dict().items():
+    for name, values in model.backbones.state_dict().items():
         weights.update(name.encode())
         weights.update(values.detach().cpu().contiguous().numpy().tobytes())
     return {
-        "format": FORMAT,
-        "backbone": plain({key: net.settings[key] for key in ("backbone", "backbone_options")}),
+        "format": CACHE_FORMAT,
+        "backbone": plain(model.config["backbone"]),
+        "levels": plain(getattr(model.head, "level_strides", ())),
         "weights": weights.hexdigest(),
         "data": data.name,
         "samples": len(data),
-        "content": _content(data),
-        "loss": [settings.loss.resolution, settings.loss.cell_label],
+        "content": _content_digest(data),
         "versions": settings.versions,
         "augment": [plain(settings.augment), settings.seed] if settings.versions > 1 else None,
         "precision": settings.precision,
-        "masks": settings.masks,
+        "longest_side": model.input.longest_side if settings.working_size else None,
     }
 
 
-def _content(data: SegmentationData) -> str:
+def _content_digest(data: SegmentationData) -> str:
     """A digest of names, files' sizes and times, and a few samples."""
     digest = hashlib.sha256()
     for index in range(len(data)):
@@ -121,228 +297,8 @@ def _files(data: SegmentationData) -> Iterator[Path]:
             yield pair.image
             if pair.mask is not None:
                 yield pair.mask
-    elif isinstance(data, (Restricted, Subset)):
+    elif isinstance(data, (ClassSubset, Subset)):
         yield from _files(data.data)
-    elif isinstance(data, Joined):
+    elif isinstance(data, ConcatData):
         for part in data.parts:
             yield from _files(part)
-
-
-class FeatureBatch(NamedTuple):
-    """Entries stacked into tensors.
-
-    Attributes:
-        features: One map (B, r, h, w), or one for each factor type.
-        truth: Labels of nodes (B, h, w), or of pixels if the loss is there.
-        valid: Which nodes are not padding, (B, h, w); None when all are.
-        names: What the images are called.
-    """
-
-    features: Tensor | dict[str, Tensor]
-    truth: Tensor
-    valid: Tensor | None
-    names: tuple[str, ...]
-
-    def to(self, device: torch.device | str, non_blocking: bool = False) -> FeatureBatch:
-        """The batch on another device."""
-
-        def moved(values: Tensor) -> Tensor:
-            return values.to(device, non_blocking=non_blocking)
-
-        features = self.features
-        return FeatureBatch(
-            moved(features) if isinstance(features, Tensor) else {k: moved(v) for k, v in features.items()},
-            moved(self.truth),
-            None if self.valid is None else moved(self.valid),
-            self.names,
-        )
-
-
-class Entry(NamedTuple):
-    """One version of one image.
-
-    Attributes:
-        features: Maps (r, h, w) by factor type; "shared" is the one of all types.
-        truth: What the loss compares with, uint8.
-        mask: Labels of all pixels, uint8, where they are kept for scoring.
-        name: What the image is called.
-    """
-
-    features: dict[str, Tensor]
-    truth: Tensor
-    mask: Tensor | None
-    name: str
-
-
-def collate_entries(entries: Sequence[Entry]) -> FeatureBatch:
-    """Stacks entries in float32, padding smaller ones below and on the right."""
-    sizes = [next(iter(entry.features.values())).shape[1:] for entry in entries]
-    height, width = (max(sides) for sides in zip(*sizes, strict=True))
-    features = {
-        name: torch.stack([_padded(entry.features[name].float(), (height, width), 0) for entry in entries])
-        for name in entries[0].features
-    }
-    extent = [max(sides) for sides in zip(*(entry.truth.shape for entry in entries), strict=True)]
-    truth = torch.stack([_padded(entry.truth, (extent[0], extent[1]), VOID) for entry in entries]).long()
-    valid = None
-    if len(set(sizes)) > 1:
-        ones = [torch.ones(size, dtype=torch.bool) for size in sizes]
-        valid = torch.stack([_padded(flags, (height, width), 0) for flags in ones])
-    shared = features.get("shared")
-    return FeatureBatch(
-        features if shared is None else shared, truth, valid, tuple(entry.name for entry in entries)
-    )
-
-
-def _padded(values: Tensor, size: tuple[int, int], fill: int) -> Tensor:
-    down, across = size[0] - values.shape[-2], size[1] - values.shape[-1]
-    return functional.pad(values, (0, across, 0, down), value=fill) if down or across else values
-
-
-FEATURES, TRUTH, MASK = "features/", "truth", "mask"
-DTYPES = {"fp16": torch.float16, "fp32": torch.float32}
-
-
-def scoring_cache(
-    net: SegmentationNet, data: SegmentationData, folder: Path, config: TrainConfig
-) -> FeatureCache:
-    """The cache that a training with this configuration scores from: images as they are, and all their labels."""
-    run = config.run
-    settings = CacheSettings(config.loss, config.augment, 1, run.seed, run.cache_precision, masks=True)
-    return FeatureCache(net, data, folder, settings)
-
-
-class FeatureCache(Dataset[Entry]):
-    """The entries of a data set on disk, by (epoch, index).
-
-    Args:
-        net: Whose backbone makes the features.
-        data: The images.
-        folder: Where caches are kept; several share it.
-        settings: What entries hold.
-    """
-
-    def __init__(
-        self, net: SegmentationNet, data: SegmentationData, folder: Path, settings: CacheSettings
-    ) -> None:
-        self.net: SegmentationNet | None = net
-        self.data, self.settings = data, settings
-        self.about = describe(net, data, settings)
-        key = hashlib.sha256(json.dumps(self.about, sort_keys=True).encode()).hexdigest()[:24]
-        self.folder = folder / key
-
-    def __len__(self) -> int:
-        return len(self.data)
-
-    def __getitem__(self, key: Key) -> Entry:
-        epoch, index = key
-        return self.read((epoch + index) % self.settings.versions, index)
-
-    def path(self, version: int, index: int) -> Path:
-        """Where an entry is."""
-        return self.folder / f"{version}-{index:06d}.safetensors"
-
-    def read(self, version: int, index: int) -> Entry:
-        """Reads an entry."""
-        path = self.path(version, index)
-        try:
-            tensors = load_file(path)
-        except (OSError, SafetensorError) as error:
-            raise InputError(
-                f"the cached features {path} cannot be read ({error}); delete the file and resume"
-            ) from None
-        features = {k.removeprefix(FEATURES): v for k, v in tensors.items() if k.startswith(FEATURES)}
-        return Entry(features, tensors[TRUTH], tensors.get(MASK), self.data.sample_name(index))
-
-    def missing(self) -> list[tuple[int, int]]:
-        """The (version, index) of entries that are absent or cut short."""
-        wanted = ((v, index) for v in range(self.settings.versions) for index in range(len(self.data)))
-        return [place for place in wanted if not _is_whole(self.path(*place))]
-
-    def build(
-        self,
-        accelerator: Accelerator,
-        workers: int = 0,
-        told: Callable[[int, int], None] = lambda done, total: None,
-    ) -> int:
-        """Makes the missing entries, together with the other processes.
-
-        Args:
-            accelerator: The processes and the device.
-            workers: Processes that prepare images.
-            told: Called with (done, total) after every image.
-
-        Returns:
-            How many were missing.
-        """
-        missing = self.missing()
-        accelerator.wait_for_everyone()
-        if missing:
-            write_atomically(self.folder / "about.json", (json.dumps(self.about, indent=2) + "\n").encode())
-            mine = missing[accelerator.process_index :: accelerator.num_processes]
-            for done, (place, tensors) in enumerate(self._make(mine, accelerator.device, workers), start=1):
-                write_atomically(self.path(*place), dump_tensors(tensors))
-                told(done, len(mine))
-        accelerator.wait_for_everyone()
-        self.net = None  # the entries go to worker processes, which need no network
-        return len(missing)
-
-    def _make(
-        self, places: Sequence[tuple[int, int]], device: torch.device, workers: int
-    ) -> Iterator[tuple[tuple[int, int], dict[str, Tensor]]]:
-        """The content of entries, one after the other."""
-        net = self.net
-        assert net is not None
-        net.eval()
-        samples = make_loader(
-            _Versions(self.data, self.settings), [[place] for place in places], _only, workers
-        )
-        with torch.no_grad():
-            for place, sample in zip(places, samples, strict=True):
-                yield place, self._tensors(net, sample, device)
-
-    def _tensors(self, net: SegmentationNet, sample: Sample, device: torch.device) -> dict[str, Tensor]:
-        image, mask = to_tensor(sample)
-        if mask is None:
-            raise InputError(f"{sample.name} has no mask; training and scoring need one for every image")
-        maps = net.features(image[None].to(device))
-        by_type = {"shared": maps} if isinstance(maps, Tensor) else maps
-        height, width = next(iter(by_type.values())).shape[2:]
-        loss, dtype = self.settings.loss, DTYPES[self.settings.precision]
-        truth = mask
-        if loss.resolution == "nodes":
-            truth = node_labels(mask[None], (height, width), net.judged_stride, loss.cell_label)[0]
-        tensors = {
-            f"{FEATURES}{name}": values[0].to("cpu", dtype).contiguous() for name, values in by_type.items()
-        }
-        tensors[TRUTH] = truth.to(torch.uint8)
-        return tensors | ({MASK: mask.to(torch.uint8)} if self.settings.masks else {})
-
-
-class _Versions(Dataset[Sample]):
-    """Samples by (version, index)."""
-
-    def __init__(self, data: SegmentationData, settings: CacheSettings) -> None:
-        self.data, self.settings = data, settings
-
-    def __getitem__(self, place: tuple[int, int]) -> Sample:
-        version, index = place
-        if version == 0:
-            return self.data[index]
-        rng = generator(self.settings.seed, version, index)
-        return augmented(self.data, index, self.settings.augment, rng)
-
-
-def _only(samples: list[Sample]) -> Sample:
-    return samples[0]
-
-
-def _is_whole(path: Path) -> bool:
-    """Whether a safetensors file is as long as its header says."""
-    if not path.is_file():
-        return False
-    try:
-        with safe_open(path, "pt") as file:
-            return TRUTH in file.keys()  # noqa: SIM118 (it is no mapping)
-    except (OSError, SafetensorError):
-        return False

@@ -1,38 +1,24 @@
 """One optimiser step, however its images are divided among batches and processes.
 
-With Σ over all batches and processes of a step, the gradient is ∇ Σ total / Σ count. Each process back-propagates
-its own totals (divided by a constant, to stay in range of half precision); the distributed wrapper averages over
-the W processes in the last batch; what remains is one factor, W · constant / Σ count, known only then.
+With Σ over all batches and processes of a step, the gradient is ∇ Σ total / Σ count. Each process back-propagates its
+own totals (divided by a constant, to stay in the range of half precision); the distributed wrapper averages over the
+W processes in the last batch; what remains is one factor, W · constant / Σ count, known only then. Random draws
+inside the model are seeded by (seed, step, process), so a resumed run repeats them.
 
-Random draws inside the network, if any, are seeded by (seed, step, process): a resumed run repeats them.
-
-The network's loss as a module, because a distributed wrapper synchronises the gradients of a `forward` it has seen.
-
-    J = Σ_batches total  /  Σ_batches #labelled nodes
-
-A mean of means would weigh a batch with few labelled nodes as much as one with many, and so depend on how a
-step's images are divided among batches and processes. The sums do not.
-
-Parameter groups: which parameters decay, and which learn more slowly.
-
-Weight decay is for the weights of linear maps and convolutions, the parameters with two axes or more. Biases and
-the scales and shifts of norms are spared: decaying them changes what the network computes without regularising
-it. Parameters that came from pretrained weights learn at `backbone_lr` times the rate of the new ones.
-
-The learning rate of every step: a straight rise, then the "poly" fall (Chen et al., DeepLab, arXiv 1606.00915).
+Weight decay applies to parameters with two axes or more; biases, scales and shifts of norms are spared. Parameters that
+came from pretrained weights learn at `backbone_lr` times the rate of the new ones. The rate is a function of the step
+alone, linear warm-up and "poly" decay (Chen et al., DeepLab, arXiv 1606.00915):
 
     factor(t) = (t + 1) / w                       t < w, the warm-up
     factor(t) = (1 − (t − w) / (T − w))^power     t ≥ w, of T steps; w is at most half of them
 
-A function of the step alone, so nothing has to be remembered to resume it.
-
-A running average of the weights, which predicts better than the last weights do.
+An exponential moving average of the weights, which predicts better than the last weights do, is updated after every
+step:
 
     θ̄ ← d_t θ̄ + (1 − d_t) θ,        d_t = min(d, (1 + t) / (10 + t))
 
-after every step t = 0, 1, …; the second term of the minimum lets the average forget the random weights it began
-with (Polyak & Juditsky, SIAM J. Control Optim. 1992; the warm-up is TensorFlow's). Statistics of batch norms are
-averaged likewise, counters are copied, frozen parameters are left alone.
+The second term of the minimum lets it forget the random weights it started from (Polyak & Juditsky, SIAM J. Control
+Optim. 1992). Statistics of batch norms are averaged likewise, counters are copied, frozen parameters are left alone.
 """
 
 from __future__ import annotations
@@ -49,54 +35,37 @@ from torch.optim import SGD, AdamW, Optimizer
 
 from messagenet.data import Batch
 from messagenet.data.sampling import random_stream
-from messagenet.losses.cross_entropy import Loss
-from messagenet.models import SegmentationNet
-from messagenet.models.base import Features
-from messagenet.training.build import Network
-from messagenet.training.config import LossConfig, OptimiserConfig, TrainConfig
+from messagenet.losses import Loss, LossSum
+from messagenet.models import SegmentationModel
+from messagenet.settings import build
+from messagenet.training.build import InitialisedModel
+from messagenet.training.config import OptimiserConfig, TrainConfig
 from messagenet.training.distributed import keep_strides
-from messagenet.training.feature_cache import FeatureBatch
 
 
-class Objective(nn.Module):
-    """Images and truth in, a summed loss and its count out."""
+class TrainStep(nn.Module):
+    """A loss as a module, because a distributed wrapper synchronises the gradients of a `forward` it has seen."""
 
-    def __init__(self, net: SegmentationNet, config: LossConfig) -> None:
+    def __init__(self, model: SegmentationModel, loss: Loss) -> None:
         super().__init__()
-        self.net = net
-        self.config = config
+        self.model = model
+        self.loss = loss
 
-    def forward(
-        self,
-        inputs: Features,
-        truth: Tensor,
-        valid: Tensor | None,
-        names: tuple[str, ...] = (),
-        are_features: bool = False,
-    ) -> Loss:
-        """The loss of a batch: see `SegmentationNet.loss`."""
-        return self.net.loss(
-            inputs,
-            truth,
-            valid,
-            are_features=are_features,
-            resolution=self.config.resolution,
-            cell_label=self.config.cell_label,
-            label_smoothing=self.config.label_smoothing,
-            names=names,
-        )
+    def forward(self, batch: Batch) -> LossSum:
+        """The loss of a batch, as a sum and a count."""
+        return self.loss(self.model, batch)
 
 
-def parameter_groups(net: nn.Module, pretrained: Set[str], config: OptimiserConfig) -> list[dict[str, Any]]:
+def parameter_groups(model: nn.Module, pretrained: Set[str], config: OptimiserConfig) -> list[dict[str, Any]]:
     """The trainable parameters in up to four groups, each with its `name`, `initial_lr` and `weight_decay`.
 
     Args:
-        net: The network.
+        model: The network.
         pretrained: Names of the parameters that did not begin at random.
         config: Rates and decay.
     """
     groups: dict[str, dict[str, Any]] = {}
-    for name, parameter in net.named_parameters():
+    for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
         decays, known = parameter.ndim > 1, name in pretrained
@@ -116,9 +85,9 @@ def parameter_groups(net: nn.Module, pretrained: Set[str], config: OptimiserConf
     return list(groups.values())
 
 
-def build_optimiser(net: nn.Module, pretrained: Set[str], config: OptimiserConfig) -> Optimizer:
+def build_optimiser(model: nn.Module, pretrained: Set[str], config: OptimiserConfig) -> Optimizer:
     """SGD with momentum or AdamW over `parameter_groups`."""
-    groups = parameter_groups(net, pretrained, config)
+    groups = parameter_groups(model, pretrained, config)
     if config.name == "sgd":
         return SGD(groups, lr=config.lr, momentum=config.momentum)
     return AdamW(groups, lr=config.lr)
@@ -154,25 +123,25 @@ def decay_at(step: int, decay: float) -> float:
     return min(decay, (1 + step) / (10 + step))
 
 
-class Average(Generic[Net]):
+class ModelAverage(Generic[Net]):
     """The averaged copy of a network.
 
     Attributes:
-        net: The copy; in evaluation mode, without gradients.
+        model: The copy; in evaluation mode, without gradients.
     """
 
-    def __init__(self, net: Net, decay: float) -> None:
+    def __init__(self, model: Net, decay: float) -> None:
         self.decay = decay
-        self.net = copy.deepcopy(net).eval().requires_grad_(False)
-        self._source = net
-        self._frozen = {name for name, parameter in net.named_parameters() if not parameter.requires_grad}
+        self.model = copy.deepcopy(model).eval().requires_grad_(False)
+        self._source = model
+        self._frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
 
     @torch.no_grad()
     def update(self, step: int) -> None:
         """Moves the average towards the weights after a step."""
         values = self._source.state_dict()  # anew every time: moving a module replaces its tensors
         means, towards = [], []
-        for name, mean in self.net.state_dict().items():
+        for name, mean in self.model.state_dict().items():
             if name in self._frozen:
                 continue
             if mean.is_floating_point():
@@ -183,7 +152,6 @@ class Average(Generic[Net]):
         torch._foreach_lerp_(means, towards, 1 - decay_at(step, self.decay))
 
 
-TrainBatch = Batch | FeatureBatch
 UNIT = 1024.0
 
 
@@ -191,12 +159,12 @@ class StepLoss(NamedTuple):
     """What a step measured, summed over all processes.
 
     Attributes:
-        sums: Total loss, labelled nodes, and processes that were asked to stop, (3,).
-        names: This process's images.
+        sums: Total loss, labelled nodes or pixels, and processes that were asked to stop, (3,).
+        ids: Of this process's images.
     """
 
     sums: Tensor
-    names: tuple[str, ...]
+    ids: tuple[str, ...]
 
     @property
     def mean(self) -> Tensor:
@@ -205,72 +173,71 @@ class StepLoss(NamedTuple):
 
 
 class Learner:
-    """Everything that a step changes: network, optimiser, average.
+    """Everything that a step changes: model, optimiser, average.
 
     Attributes:
-        net: The network being trained.
+        model: The model being trained.
         optimiser: Its optimiser.
         average: The running average of its weights, if there is one.
     """
 
     def __init__(
-        self, config: TrainConfig, network: Network, accelerator: Accelerator, total_steps: int
+        self, config: TrainConfig, initial: InitialisedModel, accelerator: Accelerator, total_steps: int
     ) -> None:
         self.config, self.accelerator, self.total_steps = config, accelerator, total_steps
-        net = network.net.to(accelerator.device)
+        model = initial.model.to(accelerator.device)
         if config.run.freeze_backbone:
-            net.backbones.requires_grad_(False)
+            model.backbones.requires_grad_(False)
         if config.run.norm == "sync" and accelerator.num_processes > 1 and accelerator.device.type == "cuda":
-            nn.SyncBatchNorm.convert_sync_batchnorm(net)
-        net.trust_features()  # `Watch` sees the loss, without waiting for the device in every step
+            nn.SyncBatchNorm.convert_sync_batchnorm(model)
+        model.skip_finite_checks()  # `NaNGuard` sees the loss, without waiting for the device in every step
         if accelerator.num_processes > 1:
-            keep_strides(net)
-        self.net: SegmentationNet = net
-        self.average = Average(net, config.run.ema) if config.run.ema else None
-        optimiser = build_optimiser(net, network.pretrained, config.optimiser)
+            keep_strides(model)
+        self.model: SegmentationModel = model
+        self.average = ModelAverage(model, config.run.ema) if config.run.ema else None
+        optimiser = build_optimiser(model, initial.pretrained, config.optimiser)
         self.parameters = [p for group in optimiser.param_groups for p in group["params"]]
-        self.objective, self.optimiser = accelerator.prepare(Objective(net, config.loss), optimiser)
+        step = TrainStep(model, build("loss", config.loss, path="loss"))
+        self.train_step, self.optimiser = accelerator.prepare(step, optimiser)
 
     @property
-    def scored(self) -> SegmentationNet:
-        """The network to score and to save: the average if there is one."""
-        return self.net if self.average is None else self.average.net
+    def scored(self) -> SegmentationModel:
+        """The model to score and to save: the average if there is one."""
+        return self.model if self.average is None else self.average.model
 
     def train_mode(self) -> None:
         """Prepares for steps, after scoring for example."""
-        self.net.train()
+        self.model.train()
         if self.config.run.freeze_backbone:
-            self.net.backbones.eval()
+            self.model.backbones.eval()
         if self.config.run.norm == "frozen":
-            for module in self.net.modules():
+            for module in self.model.modules():
                 if isinstance(module, nn.modules.batchnorm._BatchNorm):
                     module.eval()
 
     def zeros(self, count: int) -> Tensor:
         """Sums to begin with, in the best precision of the device."""
         device = self.accelerator.device
-        return torch.zeros(
-            count, dtype=torch.float32 if device.type == "mps" else torch.float64, device=device
-        )
+        return torch.zeros(count, dtype=torch.float32 if device.type == "mps" else torch.float64, device=device)
 
-    def gradient(self, step: int, fetch: Callable[[], TrainBatch], stop: bool = False) -> StepLoss:
+    def gradient(self, step: int, fetch: Callable[[], Batch], stop: bool = False) -> StepLoss:
         """Back-propagates the batches of a step; `stop` is this process's wish to end."""
         run = self.config.run
         key = (step, self.accelerator.process_index)
         torch.manual_seed(int(random_stream("step", run.seed, *key).integers(2**62)))
         sums = self.zeros(3)
         sums[2] += stop
-        names: tuple[str, ...] = ()
-        for number in range(run.accumulate):
+        ids: tuple[str, ...] = ()
+        for index in range(run.accumulate):
             batch = fetch()
-            names += batch.names
-            last = number + 1 == run.accumulate
-            with nullcontext() if last else self.accelerator.no_sync(self.objective):
-                loss = self.objective(*_arguments(batch))
+            ids += batch.ids
+            last = index + 1 == run.accumulate
+            with nullcontext() if last else self.accelerator.no_sync(self.train_step):
+                loss = self.train_step(batch)
                 self.accelerator.backward(loss.total / UNIT)
             sums[0] += loss.total.detach()
-            sums[1] += loss.nodes
-        return StepLoss(self.accelerator.reduce(sums, "sum"), names)
+            sums[1] += loss.count
+        return StepLoss(self.accelerator.reduce(sums, "sum"), ids)
 
     def update(self, step: int, loss: StepLoss) -> None:
         """Takes the step."""
@@ -293,11 +260,11 @@ class Learner:
 
     def tensors(self) -> dict[str, Tensor]:
         """All that steps change, by name."""
-        found = {f"model/{name}": values for name, values in self.net.state_dict().items()}
+        found = {f"model/{name}": values for name, values in self.model.state_dict().items()}
         if self.average is not None:
-            found |= {f"average/{name}": values for name, values in self.average.net.state_dict().items()}
-        for number, entries in self.optimiser.state_dict()["state"].items():
-            found |= {f"optimiser/{number}/{key}": v for key, v in entries.items() if isinstance(v, Tensor)}
+            found |= {f"average/{name}": values for name, values in self.average.model.state_dict().items()}
+        for index, entries in self.optimiser.state_dict()["state"].items():
+            found |= {f"optimiser/{index}/{key}": v for key, v in entries.items() if isinstance(v, Tensor)}
         return found
 
     def extras(self) -> dict[str, Any]:
@@ -307,23 +274,17 @@ class Learner:
 
     def restore(self, tensors: Mapping[str, Tensor], extras: Mapping[str, Any]) -> None:
         """Takes up what `tensors` and `extras` gave."""
-        self.net.load_state_dict(_under("model/", tensors))
+        self.model.load_state_dict(_under("model/", tensors))
         if self.average is not None:
-            self.average.net.load_state_dict(_under("average/", tensors))
+            self.average.model.load_state_dict(_under("average/", tensors))
         state: dict[int, dict[str, Tensor]] = {}
         for name, values in _under("optimiser/", tensors).items():
-            number, _, key = name.partition("/")
-            state.setdefault(int(number), {})[key] = values
+            index, _, key = name.partition("/")
+            state.setdefault(int(index), {})[key] = values
         groups = self.optimiser.state_dict()["param_groups"]
         self.optimiser.load_state_dict({"state": state, "param_groups": groups})
         if self.accelerator.scaler is not None and extras.get("scaler"):
             self.accelerator.scaler.load_state_dict(dict(extras["scaler"]))
-
-
-def _arguments(batch: TrainBatch) -> tuple[Any, ...]:
-    if isinstance(batch, FeatureBatch):
-        return batch.features, batch.truth, batch.valid, batch.names, True
-    return batch.images, batch.masks, batch.valid, batch.names
 
 
 def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -3,21 +3,16 @@
     out/config.yaml      every setting
     out/log.jsonl        loss, learning rate, speed, scores
     out/tensorboard/     the same for TensorBoard
-    out/last, out/best   models (`MessageNet.from_pretrained`); averaged weights if the run averages them
+    out/last, out/best   models (`SegmentationModel.from_pretrained`); averaged weights if the run averages them
     out/checkpoint/      what resuming needs
 
 A run is a function of its configuration: killed at any moment and resumed, it ends with the weights of a run that
 was not; on several processes it takes the steps that one process would take with as many images per step (batch
 norms with local statistics apart, see `run.norm`).
 
-What a line of the log says about the steps since the line before.
-
-Training that has gone wrong: a loss or a weight that is no number any more.
-
-On a GPU, looking at a loss waits for it, so losses are kept and looked at now and then; on a CPU at every step,
-before the weights are changed. Either way nothing is written to disk in between.
-
-Ctrl-C as a request: the first lets the step finish, the second stops at once.
+A loss or weight that is not finite ends the run. On a GPU, reading a loss waits for it, so losses are collected and
+read now and then; on a CPU at every step, before the weights change. Either way nothing is written to disk in
+between. Ctrl-C is a request: the first lets the step finish, the second stops at once.
 """
 
 from __future__ import annotations
@@ -35,20 +30,14 @@ import torch
 from accelerate import Accelerator  # type: ignore[import-untyped]
 from torch import Tensor, nn
 
-from messagenet.data import SegmentationData, Subset, balanced_indices, collate
+from messagenet.data import Batch, SegmentationData, Subset, balanced_indices, collate
 from messagenet.errors import InputError
-from messagenet.training.batches import (
-    AugmentedData,
-    Plan,
-    PlannedBatches,
-    Shown,
-    default_workers,
-    make_loader,
-)
-from messagenet.training.build import DataSets, build_network, check_data, check_reach, open_sets
+from messagenet.settings import find, register
+from messagenet.training.batches import AugmentedData, Plan, PlannedBatches, RepeatedData, default_workers, make_loader
+from messagenet.training.build import DataSets, build_model, check_reach, check_training_data, open_sets
 from messagenet.training.checkpoint import (
     Checkpoint,
-    Layout,
+    RunFolder,
     check_folder,
     find_checkpoint,
     remove_leftovers,
@@ -57,26 +46,25 @@ from messagenet.training.checkpoint import (
 from messagenet.training.config import TrainConfig, save_config
 from messagenet.training.distributed import start_processes
 from messagenet.training.feature_cache import (
-    CacheSettings,
-    Entry,
+    CachedFeatures,
     FeatureCache,
-    collate_entries,
+    collate_features,
     scoring_cache,
+    training_cache,
 )
-from messagenet.training.inference_machine import fit_machine
-from messagenet.training.learner import Learner, StepLoss, TrainBatch
-from messagenet.training.progress import Progress, RunInfo, RunLog, Silent, TrainResult
+from messagenet.training.learner import Learner, StepLoss
+from messagenet.training.progress import RunInfo, RunLog, TrainCallback, TrainResult
 from messagenet.training.validate import Validation, score_record
 
 
 class Fetch:
     """The next batch on the device, and how long the steps have waited for theirs."""
 
-    def __init__(self, batches: Iterator[TrainBatch], device: torch.device) -> None:
+    def __init__(self, batches: Iterator[Batch], device: torch.device) -> None:
         self.batches, self.device = batches, device
         self.waited = 0.0
 
-    def __call__(self) -> TrainBatch:
+    def __call__(self) -> Batch:
         """Waits for a batch."""
         before = time.perf_counter()
         batch = next(self.batches)
@@ -88,12 +76,12 @@ class Meter:
     """Mean loss and speed of the steps since the last reading; time outside steps is not counted.
 
     Args:
-        sums: Loss and nodes of steps before, when a run resumes between two lines of its log.
-        like: A tensor of the type and device of the losses to come.
+        sums: Loss and count of steps before, when a run resumes between two lines of its log.
+        ref: A tensor of the type and device of the losses to come.
     """
 
-    def __init__(self, sums: Sequence[float], like: Tensor) -> None:
-        self._sums = like.new_tensor(sums)
+    def __init__(self, sums: Sequence[float], ref: Tensor) -> None:
+        self._sums = ref.new_tensor(sums)
         self._busy, self._steps = 0.0, 0
 
     def timed(self, step: Callable[[], StepLoss]) -> StepLoss:
@@ -106,17 +94,17 @@ class Meter:
         return loss
 
     def sums(self) -> list[float]:
-        """Loss and nodes since the last reading."""
+        """Loss and count since the last reading."""
         values: list[float] = self._sums.tolist()
         return values
 
     def read(self, images_per_step: int, fetch: Fetch) -> dict[str, Any]:
         """Mean loss, images per second, and the share of the time spent waiting for data; then starts over."""
         before = time.perf_counter()
-        total, nodes = self.sums()
+        total, count = self.sums()
         busy = self._busy + time.perf_counter() - before  # on a GPU the steps are finished only here
         record = {
-            "loss": total / max(nodes, 1),
+            "loss": total / max(count, 1),
             "images_per_second": self._steps * images_per_step / busy,
             "waiting": fetch.waited / busy,
         }
@@ -125,11 +113,11 @@ class Meter:
         return record
 
 
-NAMES_SHOWN = 8
+MAX_IDS_SHOWN = 8
 
 
-class Watch:
-    """Remembers the losses of the last steps and the files they are from."""
+class NaNGuard:
+    """The losses of the last steps and the images they are from."""
 
     def __init__(self, lr: float, immediate: bool) -> None:
         self.lr = lr
@@ -137,27 +125,27 @@ class Watch:
         self._recent: list[tuple[int, Tensor, Sequence[str]]] = []
         self._last: tuple[int, Sequence[str]] = (-1, ())
 
-    def record(self, step: int, loss: Tensor, names: Sequence[str]) -> None:
+    def record(self, step: int, loss: Tensor, ids: Sequence[str]) -> None:
         """Takes note of a step; raises at once if that costs nothing."""
-        self._recent.append((step, loss, names))
-        self._last = (step, names)
+        self._recent.append((step, loss, ids))
+        self._last = (step, ids)
         if self.immediate:
             self.check()
 
-    def check(self, net: nn.Module | None = None) -> None:
-        """Raises if a recent loss, or a weight of the network, is not finite."""
+    def check(self, model: nn.Module | None = None) -> None:
+        """Raises if a recent loss, or a weight of the model, is not finite."""
         recent, self._recent = self._recent, []
         losses = torch.stack([loss for _, loss, _ in recent]).tolist() if recent else []
-        for value, (step, _, names) in zip(losses, recent, strict=True):
+        for value, (step, _, ids) in zip(losses, recent, strict=True):
             if not math.isfinite(value):
-                raise self._error(f"the loss became {value}", step, names)
-        if net is not None and not all(bool(torch.isfinite(values).all()) for values in net.parameters()):
+                raise self._error(f"the loss became {value}", step, ids)
+        if model is not None and not all(bool(torch.isfinite(values).all()) for values in model.parameters()):
             raise self._error("a weight became infinite or NaN", *self._last)
 
-    def _error(self, what: str, step: int, names: Sequence[str]) -> InputError:
-        more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
+    def _error(self, what: str, step: int, ids: Sequence[str]) -> InputError:
+        more = f" and {len(ids) - MAX_IDS_SHOWN} more" if len(ids) > MAX_IDS_SHOWN else ""
         return InputError(
-            f"{what} in step {step + 1} with optimiser.lr = {self.lr:g}, on {', '.join(names[:NAMES_SHOWN])}{more}; "
+            f"{what} in step {step + 1} with optimiser.lr = {self.lr:g}, on {', '.join(ids[:MAX_IDS_SHOWN])}{more}; "
             f"try a lower rate, such as {self.lr / 10:g}, or look at these images (nothing was overwritten)"
         )
 
@@ -169,7 +157,7 @@ class Interrupt:
     """
 
     def __init__(self) -> None:
-        self.asked = False
+        self.requested = False
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Interrupt:
@@ -184,7 +172,7 @@ class Interrupt:
         self._restore()
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
-        self.asked = True
+        self.requested = True
         self._restore()
 
     def _restore(self) -> None:
@@ -198,10 +186,10 @@ def train(
     out: str | Path,
     *,
     resume: bool = False,
-    progress: Progress | None = None,
+    progress: TrainCallback | None = None,
     data: DataSets | None = None,
 ) -> TrainResult:
-    """Trains a network in this process, or together with those that `torchrun` or `accelerate launch` started.
+    """Trains a model in this process, or together with those that `torchrun` or `accelerate launch` started.
 
     Ctrl-C lets the step finish, writes a checkpoint and returns; `resume` goes on from there.
 
@@ -210,15 +198,28 @@ def train(
         out: The folder of the run, which must be empty unless the run is resumed.
         resume: Whether to go on with the run in that folder; one that never wrote a checkpoint begins again,
             and nothing happens to one that is complete.
-        progress: What to tell about the run's course, such as a `Bar`.
-        data: Data sets of one's own, instead of those that `config.data` names.
+        progress: What follows the run, such as a `Bar`.
+        data: Data sets of one's own, instead of those that `config.data` ids.
     """
-    layout = Layout(Path(out))
-    check_folder(layout.folder, resume)
+    folder = RunFolder(Path(out))
+    check_folder(folder.root, resume)
     accelerator, sets = start_processes(config.run.precision), data or open_sets(config.data)
-    if config.run.method != "gradient":
-        return fit_machine(config, layout, accelerator, sets, progress or Silent())
-    return _Run(config, layout, accelerator, sets, progress or Silent(), resume).go()
+    method = find("method", config.run.method)
+    result: TrainResult = method(config, folder, accelerator, sets, progress or TrainCallback(), resume)
+    return result
+
+
+@register("method", "gradient")
+def train_by_gradient(
+    config: TrainConfig,
+    folder: RunFolder,
+    accelerator: Accelerator,
+    data: DataSets,
+    callback: TrainCallback,
+    resume: bool,
+) -> TrainResult:
+    """Stochastic gradient descent on the loss."""
+    return _Run(config, folder, accelerator, data, callback, resume).go()
 
 
 class _Run:
@@ -227,30 +228,28 @@ class _Run:
     def __init__(
         self,
         config: TrainConfig,
-        layout: Layout,
+        folder: RunFolder,
         accelerator: Accelerator,
         data: DataSets,
-        progress: Progress,
+        callback: TrainCallback,
         resume: bool,
     ) -> None:
-        self.config, self.layout, self.accelerator, self.data = config, layout, accelerator, data
-        self.progress: Progress = progress if accelerator.is_main_process else Silent()
+        self.config, self.folder, self.accelerator, self.data = config, folder, accelerator, data
+        self.callback: TrainCallback = callback if accelerator.is_main_process else TrainCallback()
         balance = config.data.balance
-        self.shown = (
-            balanced_indices(data.train, balance, config.data.seed) if balance else range(len(data.train))
-        )
-        self.plan = Plan.of(config.run, len(self.shown), accelerator.num_processes)
+        self.indices = balanced_indices(data.train, balance, config.data.seed) if balance else range(len(data.train))
+        self.plan = Plan.of(config.run, len(self.indices), accelerator.num_processes)
         workers = config.run.workers
         self.workers = default_workers(accelerator.num_processes) if workers is None else workers
-        first = check_data(data, config.augment, config.run.seed)
-        network = build_network(config.model, data.train.classes, config.run.seed, config.data.void_values)
-        check_reach(network.net, first)
+        first = check_training_data(data, config.augment, config.run.seed)
+        initial = build_model(config, data.train.classes)
+        check_reach(initial.model, first)
         self.step, self.seconds = 0, 0.0
         self.best: float | None = None
         self.last: float | None = None
         self.sums = [0.0, 0.0]
-        checkpoint = find_checkpoint(layout, config, self.plan, data.train.classes) if resume else None
-        self.learner = Learner(config, network, accelerator, self.plan.total_steps)
+        checkpoint = find_checkpoint(folder, config, self.plan, data.train.classes) if resume else None
+        self.learner = Learner(config, initial, accelerator, self.plan.total_steps)
         if checkpoint is not None:
             self._restore(checkpoint)
         self.log: RunLog | None = None
@@ -262,8 +261,8 @@ class _Run:
         try:
             if self.step >= self.plan.total_steps:
                 if self.accelerator.is_main_process:
-                    remove_leftovers(self.layout)
-                self.progress.start(self._info())
+                    remove_leftovers(self.folder)
+                self.callback.start(self._info())
                 result = self._result()
             else:
                 self._open()
@@ -272,29 +271,31 @@ class _Run:
         finally:
             if self.log is not None:
                 self.log.close()
-            self.progress.finished(result)
+            self.callback.finished(result)
         return result
 
     def _result(self, interrupted: bool = False) -> TrainResult:
-        return TrainResult(self.layout.folder, self.step, self.best, self.last, self._elapsed(), interrupted)
+        return TrainResult(self.folder.root, self.step, self.best, self.last, self._elapsed(), interrupted)
 
     def _open(self) -> None:
         """Writes the first files, once every process has looked at the folder."""
         self.accelerator.wait_for_everyone()
         if self.accelerator.is_main_process:
-            remove_leftovers(self.layout)
-            save_config(self.config, self.layout.config)
-            self.log = RunLog(self.layout.folder, self.step)
-        self.progress.start(self._info())
-        self.train_cache = self._built(self._training_cache())
+            remove_leftovers(self.folder)
+            save_config(self.config, self.folder.config)
+            self.log = RunLog(self.folder.root, self.step)
+        self.callback.start(self._info())
+        model, cached = self.learner.model, self.config.run.cache_features
+        self.train_cache = self._build_cache(training_cache, self.data.train) if cached else None
         self.validation = None
         if self.data.val is not None:
-            cache = self._built(self._scoring_cache(self.data.val))
+            cached &= "prediction" not in model.needs_images
+            cache = self._build_cache(scoring_cache, self.data.val) if cached else None
             self.validation = Validation(self.data.val, self.accelerator, self.workers, cache)
 
     def _info(self) -> RunInfo:
         return RunInfo(
-            self.layout.folder,
+            self.folder.root,
             self.step,
             self.plan.total_steps,
             self.plan.steps_per_epoch,
@@ -306,53 +307,39 @@ class _Run:
             self.best,
         )
 
-    def _training_cache(self) -> FeatureCache | None:
-        config, run = self.config, self.config.run
-        if not run.cache_features:
-            return None
-        settings = CacheSettings(
-            config.loss, config.augment, run.cache_variants, run.seed, run.cache_precision
-        )
-        return FeatureCache(self.learner.net, self.data.train, self._cache_folder, settings)
-
-    def _scoring_cache(self, data: SegmentationData) -> FeatureCache | None:
-        if not (self.config.run.cache_features and self.learner.net.decides_from_features):
-            return None
-        return scoring_cache(self.learner.net, data, self._cache_folder, self.config)
-
     @property
     def _cache_folder(self) -> Path:
         folder = self.config.run.cache_folder
-        return Path(folder) if folder else self.layout.features
+        return Path(folder) if folder else self.folder.features
 
-    def _built(self, cache: FeatureCache | None) -> FeatureCache | None:
-        """The cache with all its entries."""
-        if cache is not None:
-            cache.build(self.accelerator, self.workers, self.progress.caching)
+    def _build_cache(self, make: Callable[..., FeatureCache], data: SegmentationData) -> FeatureCache:
+        """A cache with all its entries."""
+        cache = make(self.learner.model, data, self._cache_folder, self.config)
+        cache.build(self.accelerator, self.workers, self.callback.caching)
         return cache
 
-    def _batches(self) -> Iterator[TrainBatch]:
+    def _batches(self) -> Iterator[Batch]:
         batches = PlannedBatches(self.plan, self.accelerator.process_index, self.step)
         pin = self.accelerator.device.type == "cuda"
         if self.train_cache is not None:
-            cached: Shown[Entry] = Shown(self.train_cache, self.shown)
-            return iter(make_loader(cached, batches, collate_entries, self.workers, pin))
-        shown = Subset(self.data.train, self.shown)  # a repeated image varies in its own way each time
-        data = AugmentedData(shown, self.config.augment, self.config.run.seed)
+            cached: RepeatedData[CachedFeatures] = RepeatedData(self.train_cache, self.indices)
+            return iter(make_loader(cached, batches, collate_features, self.workers, pin))
+        repeated = Subset(self.data.train, self.indices)  # a repeated image varies in its own way each time
+        data = AugmentedData(repeated, self.config.augment, self.config.run.seed)
         return iter(make_loader(data, batches, collate, self.workers, pin))
 
     def _loop(self, interrupt: Interrupt) -> bool:
         """Takes the steps that are left; whether it was asked to stop before the last."""
         run, learner, plan = self.config.run, self.learner, self.plan
         device = self.accelerator.device
-        watch = Watch(self.config.optimiser.lr, immediate=device.type == "cpu")
+        guard = NaNGuard(self.config.optimiser.lr, immediate=device.type == "cpu")
         fetch = Fetch(self._batches(), device)
         meter = Meter(self.sums, learner.zeros(2))
         evaluate_every = run.evaluate_every or plan.steps_per_epoch
 
         def take_step() -> StepLoss:
-            loss = learner.gradient(self.step, fetch, interrupt.asked)
-            watch.record(self.step, loss.mean, loss.names)
+            loss = learner.gradient(self.step, fetch, interrupt.requested)
+            guard.record(self.step, loss.mean, loss.ids)
             learner.update(self.step, loss)
             return loss
 
@@ -364,15 +351,15 @@ class _Run:
             ended = self.step == plan.total_steps
             logged = self.step % run.log_every == 0 or ended
             scored = self.step % evaluate_every == 0 or ended
-            stopped = not ended and self._asked(interrupt, loss, logged)
+            stopped = not ended and self._stop_requested(interrupt, loss, logged)
             record = None
             if logged:
-                watch.check()
+                guard.check()
                 rate = self.config.optimiser.lr * learner.rate_factor(self.step - 1)
-                record = self._noted({"lr": rate, **meter.read(plan.global_batch, fetch)})
-            self.progress.step(self.step, record)
+                record = self._log_record({"lr": rate, **meter.read(plan.global_batch, fetch)})
+            self.callback.step(self.step, record)
             if scored or stopped or self.step % run.checkpoint_every == 0:
-                watch.check(learner.net)
+                guard.check(learner.model)
                 if scored:
                     self._score()
                 self.sums = meter.sums()
@@ -380,13 +367,13 @@ class _Run:
                 learner.train_mode()
         return stopped
 
-    def _asked(self, interrupt: Interrupt, loss: StepLoss, logged: bool) -> bool:
+    def _stop_requested(self, interrupt: Interrupt, loss: StepLoss, logged: bool) -> bool:
         """Whether to stop, which all processes must decide alike; reading their votes waits for the device."""
         if self.accelerator.num_processes == 1:
-            return interrupt.asked
+            return interrupt.requested
         return (logged or self.accelerator.device.type == "cpu") and bool(loss.sums[2] > 0)
 
-    def _noted(self, figures: dict[str, Any]) -> dict[str, Any]:
+    def _log_record(self, figures: dict[str, Any]) -> dict[str, Any]:
         """A record of this step in the log."""
         record = {"step": self.step, "epoch": self.step / self.plan.steps_per_epoch, **figures}
         if self.log is not None:
@@ -394,21 +381,21 @@ class _Run:
         return record
 
     def _score(self) -> None:
-        """Scores the network; the best so far is saved."""
-        net = self.learner.scored
+        """Scores the model; the best so far is saved."""
+        model = self.learner.scored
         if self.validation is not None:
-            record = self._noted(score_record(self.validation.score(net), self.data.train.classes.names))
+            record = self._log_record(score_record(self.validation.score(model), self.data.train.classes.names))
             self.last = record["mean_iou"]
-            self.progress.evaluated(record)
+            self.callback.evaluated(record)
         if self.last is None or self.best is None or self.last > self.best:
             self.best = self.last
             if self.accelerator.is_main_process:
-                net.save(self.layout.best)
+                model.save(self.folder.best)
 
     def _checkpoint(self) -> None:
         if not self.accelerator.is_main_process:
             return
-        self.learner.scored.save(self.layout.last)
+        self.learner.scored.save(self.folder.last)
         state = {
             "best": self.best,
             "last": self.last,
@@ -418,7 +405,7 @@ class _Run:
             "classes": list(self.data.train.classes.names),
             **self.learner.extras(),
         }
-        write_checkpoint(self.layout.checkpoints, Checkpoint(self.step, self.learner.tensors(), state))
+        write_checkpoint(self.folder.checkpoints, Checkpoint(self.step, self.learner.tensors(), state))
 
     def _restore(self, checkpoint: Checkpoint) -> None:
         self.step = checkpoint.step

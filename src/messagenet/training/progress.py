@@ -1,11 +1,10 @@
-"""What a person sees while a run goes on.
-
-What a run writes down: one JSON object per line, and the same figures for TensorBoard.
+"""What follows a run: callbacks, a bar in the terminal, and the log.
 
     {"step": 40, "epoch": 2.0, "loss": 0.71, "lr": 0.0029, "images_per_second": 310.2, "waiting": 0.01}
     {"step": 40, "epoch": 2.0, "mean_iou": 0.52, "pixel_accuracy": 0.81, "class_iou": {"sky": 0.9, ...}}
 
-A resumed run first drops what was written after its checkpoint, so the file is always the log of one run.
+The log has one JSON object per line, and TensorBoard gets the same figures. A resumed run first drops what was written
+after its checkpoint, so the file is always the log of one run.
 """
 
 from __future__ import annotations
@@ -14,17 +13,10 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TextIO
+from typing import Any, TextIO
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as RichProgress
 
 from messagenet.errors import write_atomically
@@ -80,50 +72,26 @@ class TrainResult:
     interrupted: bool
 
 
-class Progress(Protocol):
-    """What the loop tells whoever watches; called by the first process only."""
+class TrainCallback:
+    """Follows a run, in the first process only; every method does nothing unless a subclass overrides it."""
 
     def start(self, info: RunInfo) -> None:
-        """Before the first step."""
-        ...
+        """Called before the first step."""
 
     def caching(self, done: int, total: int) -> None:
-        """While features of a frozen backbone are computed, after every image."""
-        ...
+        """Called after every image while features of a frozen backbone are computed."""
 
     def step(self, step: int, record: dict[str, Any] | None) -> None:
-        """After every step; `record` is what was logged, where a line was."""
-        ...
+        """Called after every step; `record` is the line of the log, where there is one."""
 
     def evaluated(self, record: dict[str, Any]) -> None:
-        """After every scoring."""
-        ...
+        """Called after every validation."""
 
     def finished(self, result: TrainResult | None) -> None:
-        """At the end; None if an error ended the run."""
-        ...
+        """Called at the end; None if an error ended the run."""
 
 
-class Silent:
-    """Shows nothing."""
-
-    def start(self, info: RunInfo) -> None:
-        """Nothing."""
-
-    def caching(self, done: int, total: int) -> None:
-        """Nothing."""
-
-    def step(self, step: int, record: dict[str, Any] | None) -> None:
-        """Nothing."""
-
-    def evaluated(self, record: dict[str, Any]) -> None:
-        """Nothing."""
-
-    def finished(self, result: TrainResult | None) -> None:
-        """Nothing."""
-
-
-class Bar:
+class Bar(TrainCallback):
     """A bar in the terminal with loss, IoU and the time left; one line per scoring stays above it.
 
     Args:
@@ -162,9 +130,7 @@ class Bar:
         if info.start_step:
             self.console.print(f"going on after step {info.start_step}")
         self._best = info.best_iou or 0.0
-        self._steps = self._bar.add_task(
-            "training", total=info.total_steps, completed=info.start_step, **self._shown
-        )
+        self._steps = self._bar.add_task("training", total=info.total_steps, completed=info.start_step, **self._shown)
         self._bar.start()
 
     def _say_complete(self, info: RunInfo) -> None:

@@ -1,13 +1,11 @@
-"""Scores a network on whole images at their own size, as VOC does: one confusion matrix over the set.
+"""Validation and tuning: a model scored on whole images at their own size, as VOC does, by one confusion matrix.
 
-Images are not padded, because padding changes what a backbone sees at the border; neighbours of equal size go
-through the network together.
+Images are predicted as `Predictor` predicts them; neighbours of equal size go through the model together, and images
+are never padded, because padding changes what a backbone sees at the border.
 
-What training does not learn, searched on held-out images: the values with the highest mean IoU.
-
-A pairwise scale, the kernels of a dense CRF: a few numbers that are set after training, by trying all combinations of
-a few values (Chen et al., ICLR 2015, section 4, search their CRF's so). The images must be neither those of the
-training, on which a network is too sure of itself, nor those that it will be scored on.
+Tuning searches what training does not learn, a pairwise scale or the kernels of a dense CRF: all combinations of a few
+values are tried on held-out images (Chen et al., ICLR 2015, section 4, search their CRF's so). The images must be
+neither those of the training, on which a model is too sure of itself, nor those that it will be scored on.
 """
 
 from __future__ import annotations
@@ -17,50 +15,46 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import product
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from accelerate import Accelerator  # type: ignore[import-untyped]
 from torch import Tensor
 
-from messagenet.data import Sample, SegmentationData, collate, to_tensor
+from messagenet.data import Sample, SegmentationData
 from messagenet.errors import InputError
 from messagenet.evaluation import Confusion, iou_per_class, mean_iou, pixel_accuracy
-from messagenet.losses import upsample
-from messagenet.models import SegmentationNet
+from messagenet.geometry import Features
+from messagenet.models import SegmentationModel
+from messagenet.prediction import Predictor
+from messagenet.prediction.predictor import most_probable
 from messagenet.prediction.scoring import require_same_classes
 from messagenet.training.batches import make_loader
-from messagenet.training.feature_cache import Entry, FeatureCache, collate_entries
+from messagenet.training.feature_cache import CachedFeatures, FeatureCache, collate_features
 
-TOGETHER = 8
+MAX_GROUP = 8
 
 
 class Validation:
-    """A data set, ready to score networks on.
+    """A data set, ready to score models on.
 
     Args:
         data: The images.
         accelerator: The processes to share them with.
-        workers: Processes that prepare images.
-        cache: Their features and masks, if they are cached.
+        workers: Processes that load images.
+        cache: Their features, if they are cached.
     """
 
     def __init__(
-        self,
-        data: SegmentationData,
-        accelerator: Accelerator,
-        workers: int,
-        cache: FeatureCache | None = None,
+        self, data: SegmentationData, accelerator: Accelerator, workers: int, cache: FeatureCache | None = None
     ) -> None:
         self.data, self.accelerator, self.workers, self.cache = data, accelerator, workers, cache
 
-    @torch.no_grad()
-    def score(self, net: SegmentationNet) -> Confusion:
-        """The confusion matrix over all processes' shares; leaves the network in evaluation mode."""
-        net.eval()
+    def score(self, model: SegmentationModel) -> Confusion:
+        """The confusion matrix over all processes' shares; leaves the model in evaluation mode."""
+        predictor = Predictor(model)
         confusion = Confusion(self.data.classes.num_classes)
-        for group in equal_sizes(item for item in self._items() if item.mask is not None):
-            with self.accelerator.autocast():
-                logits, masks = self._predicted(net, group)
-            confusion.update(logits.argmax(1).cpu().numpy(), masks.numpy())
+        for labels, target in self._predictions(predictor):
+            confusion.update(labels, target)
         matrix = torch.from_numpy(confusion.matrix).to(self.accelerator.device)
         confusion.matrix = self.accelerator.reduce(matrix, "sum").cpu().numpy()
         if not confusion.matrix.any():
@@ -69,22 +63,38 @@ class Validation:
             )
         return confusion
 
-    def _items(self) -> Iterable[Sample | Entry]:
+    def _predictions(self, predictor: Predictor) -> Iterator[tuple[Any, Any]]:
+        """Labels and targets, each (H, W), of this process's share of the images."""
         share = range(self.accelerator.process_index, len(self.data), self.accelerator.num_processes)
         if self.cache is None:
-            return make_loader(self.data, [[index] for index in share], _only, self.workers)
-        return make_loader(self.cache, [[(0, index)] for index in share], _only, self.workers)
+            samples = make_loader(self.data, [[index] for index in share], _only, self.workers)
+            yield from self._from_images(predictor, (sample for sample in samples if sample.mask is not None))
+        else:
+            entries = make_loader(self.cache, [[(0, index)] for index in share], _only, self.workers)
+            yield from self._from_features(predictor, entries)
 
-    def _predicted(self, net: SegmentationNet, group: list[Any]) -> tuple[Tensor, Tensor]:
-        """Logits (B, K, H, W) and truth (B, H, W) of images of one size."""
-        device = self.accelerator.device
-        if self.cache is None:
-            batch = collate(group)
-            assert batch.masks is not None
-            return net.pixel_logits(batch.images.to(device)), batch.masks
-        masks = torch.stack([entry.mask for entry in group])
-        nodes = net.decided(collate_entries(group).to(device).features)  # (B, K, h, w)
-        return upsample(nodes, (masks.shape[1], masks.shape[2]), net.stride), masks
+    def _from_images(self, predictor: Predictor, samples: Iterable[Sample]) -> Iterator[tuple[Any, Any]]:
+        for group in equal_sizes(samples, lambda sample: sample.image.shape):
+            images = [sample.image for sample in group]
+            with self.accelerator.autocast():
+                logits = predictor.node_logits(images)
+            for nodes, sample in zip(logits, group, strict=True):
+                yield _labels(predictor, nodes, sample.mask.shape), sample.mask
+
+    def _from_features(self, predictor: Predictor, entries: Iterable[CachedFeatures]) -> Iterator[tuple[Any, Any]]:
+        for group in equal_sizes(entries, lambda entry: entry.target.shape):
+            size = (group[0].target.shape[0], group[0].target.shape[1])
+            features = collate_features(group).to(self.accelerator.device).features
+            assert features is not None
+            with self.accelerator.autocast():
+                logits = predictor.from_features(features, size)
+            for nodes, entry in zip(logits, group, strict=True):
+                yield _labels(predictor, nodes, size), entry.target.numpy()
+
+
+def _labels(predictor: Predictor, nodes: Tensor, size: tuple[int, ...]) -> Any:
+    strips = predictor.pixel_logits(nodes, (size[0], size[1]))
+    return np.concatenate([most_probable(strip) for strip in strips])
 
 
 def score_record(confusion: Confusion, class_names: Iterable[str]) -> dict[str, Any]:
@@ -93,17 +103,19 @@ def score_record(confusion: Confusion, class_names: Iterable[str]) -> dict[str, 
     return {
         "mean_iou": mean_iou(confusion.matrix),
         "pixel_accuracy": pixel_accuracy(confusion.matrix),
-        "class_iou": {
-            name: None if math.isnan(iou) else iou for name, iou in zip(class_names, each, strict=True)
-        },
+        "class_iou": {name: None if math.isnan(iou) else iou for name, iou in zip(class_names, each, strict=True)},
     }
 
 
-def equal_sizes(items: Iterable[Any]) -> Iterator[list[Any]]:
-    """Neighbours whose masks are of one size, a few at a time."""
+def equal_sizes(items: Iterable[Any], size: Callable[[Any], Any]) -> Iterator[list[Any]]:
+    """Neighbours of one size, a few at a time.
+
+    >>> list(equal_sizes(["ab", "cd", "e"], len))
+    [['ab', 'cd'], ['e']]
+    """
     group: list[Any] = []
     for item in items:
-        if group and (len(group) == TOGETHER or item.mask.shape != group[0].mask.shape):
+        if group and (len(group) == MAX_GROUP or size(item) != size(group[0])):
             yield group
             group = []
         group.append(item)
@@ -115,7 +127,7 @@ def _only(items: list[Any]) -> Any:
     return items[0]
 
 
-class Trial(NamedTuple):
+class TuneResult(NamedTuple):
     """Values that were tried, and the mean IoU that they gave."""
 
     values: dict[str, float]
@@ -123,55 +135,63 @@ class Trial(NamedTuple):
 
 
 def tune(
-    net: SegmentationNet,
+    model: SegmentationModel,
     data: SegmentationData,
     candidates: Mapping[str, Sequence[float]] | None = None,
     *,
     progress: Callable[[int, int], None] | None = None,
-) -> list[Trial]:
-    """Sets the network to the best values and returns all trials, the best one first.
+) -> list[TuneResult]:
+    """Sets the model to the best values and returns all results, the best one first.
 
-    The earlier of equally good ones wins. A network without such values is left as it is.
+    The earlier of equally good ones wins. A model without such values is left as it is.
 
     Args:
-        net: The network; it is put into evaluation mode.
+        model: The model; it is put into evaluation mode.
         data: Held-out images with masks.
-        candidates: Values to try for each setting; `net.adjustable` unless told.
+        candidates: Values to try for each setting. Default: those of `model.head.tunable`.
         progress: Called with (images done, images in all).
     """
-    candidates = net.adjustable if candidates is None else candidates
+    candidates = getattr(model.head, "tunable", {}) if candidates is None else candidates
     if not candidates:
         return []
-    require_same_classes(net, data)
+    require_same_classes(model, data)
     if len(data) == 0:
         raise InputError("there are no held-out images to tune on; give at least one")
     grid = [dict(zip(candidates, values, strict=True)) for values in product(*candidates.values())]
     confusions = [Confusion(data.classes.num_classes) for _ in grid]
-    net.eval()
+    predictor = Predictor(model)
     for done, sample in enumerate(data, start=1):
-        _count(net, sample, grid, confusions)
+        if sample.mask is None:
+            raise InputError(f"{sample.name} has no mask to tune with; use a split with masks")
+        replay = _FeatureReplay(model)
+        for values, confusion in zip(grid, confusions, strict=True):
+            model.set_tunable(**values)
+            (nodes,) = predictor.node_logits([sample.image], forward=replay.restart())
+            confusion.update(_labels(predictor, nodes, sample.mask.shape), sample.mask)
         if progress:
             progress(done, len(data))
-    found = [Trial(values, mean_iou(each.matrix)) for values, each in zip(grid, confusions, strict=True)]
-    trials = sorted(found, key=lambda trial: -trial.mean_iou)
-    net.adjust(**trials[0].values)
-    return trials
+    found = [TuneResult(values, mean_iou(each.matrix)) for values, each in zip(grid, confusions, strict=True)]
+    results = sorted(found, key=lambda result: -result.mean_iou)
+    model.set_tunable(**results[0].values)
+    return results
 
 
-@torch.inference_mode()
-def _count(
-    net: SegmentationNet,
-    sample: Sample,
-    grid: Sequence[Mapping[str, float]],
-    confusions: Sequence[Confusion],
-) -> None:
-    """Predicts a sample with all values, which its features do not depend on, and counts what is right."""
-    image, mask = to_tensor(sample)
-    if mask is None:
-        raise InputError(f"{sample.name} has no mask to tune with; use a split with masks")
-    images = image[None].to(net.device)
-    features = net.features(images)
-    for values, confusion in zip(grid, confusions, strict=True):
-        net.adjust(**values)
-        logits = upsample(net.logits_of(images, features), (images.shape[2], images.shape[3]), net.stride)
-        confusion.update(logits.argmax(1).cpu().numpy(), mask[None].numpy())
+class _FeatureReplay:
+    """The forward of a model whose features are computed once for every view and tile of an image."""
+
+    def __init__(self, model: SegmentationModel) -> None:
+        self.model = model
+        self.features: list[Features] = []
+        self.position = 0
+
+    def restart(self) -> _FeatureReplay:
+        """Starts over with the first view and tile."""
+        self.position = 0
+        return self
+
+    def __call__(self, images: Tensor) -> Tensor:
+        if self.position == len(self.features):
+            self.features.append(self.model.forward_features(images))
+        features = self.features[self.position]
+        self.position += 1
+        return self.model.forward_head(features, size=(images.shape[2], images.shape[3]), images=images)

@@ -18,7 +18,7 @@ from torch import Tensor
 from explorer.running import encoded
 from messagenet.data import SyntheticScenes
 from messagenet.explorer.models import ServedModel
-from messagenet.losses.cross_entropy import upsample
+from messagenet.geometry import upsample
 from messagenet.message_passing.inspect import Received, received_messages
 from messagenet.models import MessageNet
 
@@ -54,7 +54,7 @@ def opened(browser: Any, url: str, **options: Any) -> Iterator[Any]:
 
 
 def scene(height: int = 70, width: int = 90) -> np.ndarray:
-    """A picture whose sides are no multiple of the nodes' stride."""
+    """An image whose sides are no multiple of the nodes' stride."""
     return np.ascontiguousarray(SyntheticScenes(1, 96, split="test")[0].image[:height, :width])
 
 
@@ -66,11 +66,11 @@ NODE = (7, 9)
 
 AT_POINTS = [(y, x) for x in range(2, WIDTH, 11) for y in range(2, HEIGHT, 9)]
 POINTS = [((x + 0.5) / WIDTH, (y + 0.5) / HEIGHT) for y, x in AT_POINTS]
-"""The middles of some pixels, as shares of the picture's width and height."""
+"""The middles of some pixels, as shares of the image's width and height."""
 
 
 def upload(page: Any, image: np.ndarray, name: str = "scene.png") -> None:
-    """Chooses a picture and waits until it is segmented."""
+    """Chooses an image and waits until it is segmented."""
     page.set_input_files("#choose", {"name": name, "mimeType": "image/png", "buffer": encoded(image)})
     page.wait_for_selector("main.has-photo")
     page.wait_for_selector("body:not([aria-busy])")
@@ -85,11 +85,9 @@ def click_pixel(page: Any, image: np.ndarray, x: int, y: int) -> None:
 
 def press_pixel(page: Any, image: np.ndarray, x: int, y: int) -> None:
     """Clicks into the middle of a pixel, and waits for nothing."""
-    place = page.locator("#surface").bounding_box()
+    rect = page.locator("#surface").bounding_box()
     height, width = image.shape[:2]
-    page.mouse.click(
-        place["x"] + (x + 0.5) / width * place["width"], place["y"] + (y + 0.5) / height * place["height"]
-    )
+    page.mouse.click(rect["x"] + (x + 0.5) / width * rect["width"], rect["y"] + (y + 0.5) / height * rect["height"])
 
 
 def set_range(page: Any, selector: str, value: int) -> None:
@@ -119,13 +117,11 @@ FRAMES = "for (let i = 0; i < 2; i += 1) await new Promise(requestAnimationFrame
 
 def drawn(page: Any, canvas: str) -> str:
     """All of a canvas."""
-    content: str = page.locator(canvas).evaluate(
-        f"async (canvas) => {{ {FRAMES} return canvas.toDataURL(); }}"
-    )
+    content: str = page.locator(canvas).evaluate(f"async (canvas) => {{ {FRAMES} return canvas.toDataURL(); }}")
     return content
 
 
-def colours(page: Any, points: list[tuple[float, float]], canvas: str = "#picture") -> np.ndarray:
+def colours(page: Any, points: list[tuple[float, float]], canvas: str = "#overlay") -> np.ndarray:
     """RGBA of a canvas at shares of its width and height."""
     script = """async (canvas, points) => { FRAMES
         const context = canvas.getContext("2d");
@@ -137,44 +133,44 @@ def colours(page: Any, points: list[tuple[float, float]], canvas: str = "#pictur
 
 def class_colours(models: list[ServedModel], labels: np.ndarray) -> np.ndarray:
     """The colours of the labels at `AT_POINTS`."""
-    table = np.array(models[0].net.classes.colours)
-    return table[[labels[place] for place in AT_POINTS]]
+    table = np.array(models[0].model.classes.colours)
+    return table[[labels[position] for position in AT_POINTS]]
 
 
 class Oracle:
-    """What a model makes of a picture, straight from the library."""
+    """A model's beliefs about an image, straight from the library."""
 
-    def __init__(self, net: MessageNet, image: np.ndarray) -> None:
-        self.net, self.image = net, image
+    def __init__(self, model: MessageNet, image: np.ndarray) -> None:
+        self.model, self.image = model, image
 
     @cached_property
     def features(self) -> Tensor:
         pixels = torch.from_numpy(self.image.transpose(2, 0, 1).copy())[None].float() / 255
         with torch.no_grad():
-            features = self.net.features(pixels)
+            features = self.model.forward_features(pixels)
         assert isinstance(features, Tensor)
         return features
 
     @torch.no_grad()
     def totals(self, t: int, node: tuple[int, int]) -> dict[str, np.ndarray]:
-        """What each type of factor tells a node in an iteration, (K,) each; for t = 0 the unary alone."""
+        """The messages of each factor type to a node in an iteration, summed, (K,) each; for t = 0 the unary alone."""
         if t == 0:
             return {"unary": self.logits(0)[0, :, node[0], node[1]].numpy()}
-        trace = self.net.head.trace(self.features)[t - 1]
+        trace = self.model.head.trace(self.features)[t - 1]
         return {name: total[0, :, node[0], node[1]].numpy() for name, total in trace.items()}
 
     @torch.no_grad()
     def logits(self, t: int) -> Tensor:
         """(1, K, h, w)."""
         if t == 0:
-            first = self.net.head.stage(0)["unary"](self.features.permute(0, 2, 3, 1))
+            first = self.model.head.stage(0)["unary"](self.features.permute(0, 2, 3, 1))
             return first.permute(0, 3, 1, 2)
-        return torch.stack(list(self.net.head.trace(self.features)[t - 1].values())).sum(0)
+        return torch.stack(list(self.model.head.trace(self.features)[t - 1].values())).sum(0)
 
     def marginals(self, t: int) -> Tensor:
         """At the pixels, (K, H, W)."""
         size = (self.image.shape[0], self.image.shape[1])
-        return torch.softmax(upsample(self.logits(t), size, self.net.stride), 1)[0]
+        return torch.softmax(upsample(self.logits(t), size, self.model.output_stride), 1)[0]
 
     def labels(self, t: int) -> np.ndarray:
         """(H, W)."""
@@ -182,4 +178,4 @@ class Oracle:
 
     def received(self, node: tuple[int, int]) -> list[Received]:
         """The single messages of the last iteration."""
-        return received_messages(self.net.head, self.features, node)
+        return received_messages(self.model.head, self.features, node)

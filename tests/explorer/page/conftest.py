@@ -24,7 +24,7 @@ def url(models):
 
 @pytest.fixture(scope="module")
 def oracle(models):
-    return Oracle(models[0].net, IMAGE)
+    return Oracle(models[0].model, IMAGE)
 
 
 @pytest.fixture

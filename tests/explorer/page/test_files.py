@@ -34,7 +34,7 @@ def test_downloads(photo_page, models, oracle):
             photo_page.click(button)
         return waiting.value.suggested_filename, waiting.value.path().read_bytes()
 
-    classes = models[0].net.classes
+    classes = models[0].model.classes
     expect(photo_page.locator("#save-node")).to_be_disabled()
     name, content = saved("#save-labels")
     labels = Image.open(io.BytesIO(content))
@@ -96,22 +96,20 @@ def test_a_broken_file_is_named_and_changes_nothing(photo_page):
     click_pixel(photo_page, IMAGE, X, Y)
 
 
-def test_a_photo_that_the_server_forgot_is_sent_again(photo_page):
+def test_a_photo_that_is_no_longer_cached_is_sent_again(photo_page):
     sent = []
     photo_page.on("request", lambda request: sent.append(request.url.rsplit("/", 1)[1]))
-    refuse_once(photo_page, "**/explain", status=404, json={"error": "the image is no longer kept"})
+    refuse_once(photo_page, "**/explain", status=404, json={"error": "the image is not cached, or not any more"})
     click_pixel(photo_page, IMAGE, X, Y)
     expect(photo_page.locator("#node-title")).to_contain_text("row 7")
     assert sent == ["explain", "segment", "explain"]
     expect(photo_page.get_by_role("alert")).to_be_hidden()
 
 
-def test_a_busy_server_is_asked_again(page):
-    refuse_once(
-        page, "**/segment", status=503, headers={"Retry-After": "0.5"}, json={"error": "too much to do"}
-    )
+def test_requests_to_a_busy_server_are_retried(page):
+    refuse_once(page, "**/segment", status=503, headers={"Retry-After": "0.5"}, json={"error": "the server is busy"})
     page.set_input_files("#choose", {"name": "a.png", "mimeType": "image/png", "buffer": encoded(IMAGE)})
-    expect(page.locator("#status")).to_contain_text("busy; asking again")
+    expect(page.locator("#status")).to_contain_text("busy; retrying")
     expect(page.locator("body")).to_have_attribute("aria-busy", "true")
     expect(page.locator("#status")).to_contain_text("90 × 70 pixels")
     expect(page.locator("body")).not_to_have_attribute("aria-busy", "true")
@@ -136,6 +134,6 @@ def test_the_last_choice_wins(photo_page):
 def test_a_model_that_is_refused_is_not_shown(photo_page):
     refuse_once(photo_page, "**/segment", status=400, json={"error": "there is no model 'boxes'"})
     photo_page.select_option("#model", "boxes")
-    expect(photo_page.get_by_role("alert")).to_contain_text("there is no model")
+    expect(photo_page.get_by_role("alert")).to_contain_text("There is no model")
     expect(photo_page.locator("#model")).to_have_value("messages")
     click_pixel(photo_page, IMAGE, X, Y)

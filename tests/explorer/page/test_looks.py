@@ -1,7 +1,7 @@
-"""The page on a phone, in the dark, for those who cannot see it, and the pictures of it in the docs.
+"""The page on a phone, in the dark, for those who cannot see it, and the screenshots of it in the docs.
 
-With EXPLORER_PICTURES set to the folder of a `messagenet demo`, its models are shown and the pictures in
-docs/images are drawn anew; otherwise the same steps are taken with untrained models and nothing is written.
+With EXPLORER_PICTURES set to the folder of a `messagenet demo`, its models are shown and the screenshots in
+docs/images are taken again; otherwise the same steps are taken with untrained models and nothing is written.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from messagenet.explorer.models import load_models
 
 DEMO = os.environ.get("EXPLORER_PICTURES")
 SHARPNESS = 1.5 if DEMO else 1
-PICTURES = Path(__file__).resolve().parents[3] / "docs" / "images"
+IMAGES = Path(__file__).resolve().parents[3] / "docs" / "images"
 LUMINANCE = """(names) => {
     const probe = document.body.appendChild(document.createElement("span"));
     return Object.fromEntries(names.map((name) => {
@@ -46,19 +46,19 @@ def url(models):
         yield f"http://{host}:{port}/"
 
 
-def picture(page, name: str) -> None:
-    """Draws a picture for the docs, if it is to."""
+def screenshot(page, name: str) -> None:
+    """Saves a screenshot for the docs, if EXPLORER_PICTURES is set."""
     if DEMO:
-        PICTURES.mkdir(exist_ok=True)
+        IMAGES.mkdir(exist_ok=True)
         page.mouse.move(0, 0)
         page.wait_for_timeout(400)
-        page.screenshot(path=PICTURES / f"explorer-{name}.png")
+        page.screenshot(path=IMAGES / f"explorer-{name}.png")
 
 
 def explain(page, x: float, y: float) -> None:
-    """Clicks at shares of the picture's width and height."""
-    place = page.locator("#surface").bounding_box()
-    page.mouse.click(place["x"] + x * place["width"], place["y"] + y * place["height"])
+    """Clicks at shares of the image's width and height."""
+    rect = page.locator("#surface").bounding_box()
+    page.mouse.click(rect["x"] + x * rect["width"], rect["y"] + y * rect["height"])
     expect(page.locator("#node")).to_be_visible()
 
 
@@ -95,19 +95,19 @@ def test_the_theme_is_remembered(chromium, url):
 
 def test_a_tour(chromium, url):
     with opened(chromium, url, device_scale_factor=SHARPNESS) as page:
-        for number in (2, 1):
-            page.locator(".sample").nth(number - 1).click()
-            named = re.compile(f"scene-{number}.png")
+        for index in (2, 1):
+            page.locator(".sample").nth(index - 1).click()
+            named = re.compile(f"scene-{index}.png")
             expect(page.locator("#surface")).to_have_attribute("aria-label", named)
         explain(page, 0.3, 0.65)
         assert page.evaluate(UNNAMED) == []
-        picture(page, "node")
+        screenshot(page, "node")
         page.locator("#compare").check()
         expect(page.locator("#handle")).to_be_visible()
         assert page.evaluate(UNNAMED) == []
         page.get_by_label("Uncertainty").check(force=True)
         page.evaluate("scrollTo(0, 0)")
-        picture(page, "compare")
+        screenshot(page, "compare")
 
 
 def test_a_tour_in_the_dark(chromium, url):
@@ -117,35 +117,33 @@ def test_a_tour_in_the_dark(chromium, url):
         explain(page, 0.5, 0.5)
         page.locator(".sender").nth(3).focus()
         page.evaluate("scrollTo(0, 0)")
-        picture(page, "dark")
+        screenshot(page, "dark")
 
 
-def test_a_phone_has_one_column_and_keeps_the_picture_in_view(chromium, url):
+def test_a_phone_has_one_column_and_keeps_the_image_in_view(chromium, url):
     with opened(chromium, url, viewport=PHONE, has_touch=True, is_mobile=True, device_scale_factor=2) as page:
         page.locator(".sample").first.tap()
         expect(page.locator("#status")).to_contain_text("nodes")
-        place = page.locator("#surface").bounding_box()
-        page.touchscreen.tap(place["x"] + 0.3 * place["width"], place["y"] + 0.65 * place["height"])
+        rect = page.locator("#surface").bounding_box()
+        page.touchscreen.tap(rect["x"] + 0.3 * rect["width"], rect["y"] + 0.65 * rect["height"])
         expect(page.locator("#node")).to_be_visible()
         assert page.evaluate("document.documentElement.scrollWidth") == PHONE["width"]
-        assert page.evaluate("document.getElementById('picture').width") == pytest.approx(
-            2 * place["width"], abs=2
-        )
+        assert page.evaluate("document.getElementById('overlay').width") == pytest.approx(2 * rect["width"], abs=2)
         page.locator("#why-title").evaluate("(title) => title.scrollIntoView({block: 'center'})")
         sticky = page.locator("#frame").bounding_box()
         assert sticky["y"] == pytest.approx(0, abs=2)
         page.locator("#why-title").evaluate("() => scrollBy(0, -80)")
-        picture(page, "phone")
+        screenshot(page, "phone")
 
 
 def test_a_finger_moves_the_swipe_handle(chromium, url):
     with opened(chromium, url, viewport=PHONE, has_touch=True, is_mobile=True) as page:
         upload(page, scene())
         page.locator("#compare").check()
-        place = page.locator("#frame").bounding_box()
-        y = place["y"] + place["height"] / 2
+        rect = page.locator("#frame").bounding_box()
+        y = rect["y"] + rect["height"] / 2
         touch = page.context.new_cdp_session(page)
         for kind, share in (("touchStart", 0.5), ("touchMove", 0.6), ("touchMove", 0.7), ("touchEnd", None)):
-            points = [] if share is None else [{"x": place["x"] + share * place["width"], "y": y}]
+            points = [] if share is None else [{"x": rect["x"] + share * rect["width"], "y": y}]
             touch.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": points})
         expect(page.locator("#handle")).to_have_attribute("aria-valuenow", "70")

@@ -1,4 +1,4 @@
-"""Modules of the page by themselves, with more cases than a picture has."""
+"""Modules of the page by themselves, with more cases than an image has."""
 
 from __future__ import annotations
 
@@ -62,5 +62,5 @@ def test_numbers_as_people_read_them(page):
         ("duration", 1240): "1.2 s",
     }
     assert page.evaluate(SHOW, [list(call) for call in cases]) == list(cases.values())
-    (place,) = page.evaluate(SHOW, [["direction", -3, 2]])
-    assert place == {"words": "3 up, 2 right", "arrows": "↑\u200a3 →\u200a2"}
+    (words,) = page.evaluate(SHOW, [["direction", -3, 2]])
+    assert words == {"words": "3 up, 2 right", "arrows": "↑\u200a3 →\u200a2"}

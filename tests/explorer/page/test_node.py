@@ -33,7 +33,7 @@ def test_a_click_shows_the_numbers_of_the_library(photo_page, models, oracle):
     click_pixel(photo_page, IMAGE, X, Y)
     expect(photo_page.locator("#node-title")).to_have_text(f"Node at row {NODE[0]}, column {NODE[1]}")
     photo_page.click("#more-classes")
-    names = models[0].net.classes.names
+    names = models[0].model.classes.names
     before, after = (oracle.logits(t)[0, :, NODE[0], NODE[1]].double() for t in (0, 2))
     for kind, expected in {
         "unary-marginal": torch.softmax(before, 0),
@@ -64,6 +64,7 @@ def test_the_strongest_senders_are_listed_and_drawn(photo_page, oracle):
         strongest = sorted((sign * value for value in sent if sign * value > 0), reverse=True)[:5]
         shown = [sign * value for value in values(photo_page, f"#senders-{side} data")]
         assert shown == pytest.approx(strongest, abs=1e-6)
+        assert all(as_shown(photo_page, f"#senders-{side} data")), "weak messages are not rounded to 0"
     before = drawn(photo_page, "#marks")
     photo_page.locator(".sender").first.focus()
     assert drawn(photo_page, "#marks") != before
@@ -76,20 +77,20 @@ def test_the_strongest_senders_are_listed_and_drawn(photo_page, oracle):
     assert (colours(photo_page, cells, "#marks")[:, 3] > 0).tolist() == [True, True, False, False]
 
 
-def test_senders_of_opposite_mind_have_opposite_hues(photo_page, oracle):
+def test_messages_of_opposite_sign_have_opposite_hues(photo_page, oracle):
     click_pixel(photo_page, IMAGE, X, Y)
     chosen = int(photo_page.locator("#chosen").input_value())
-    pushes: Counter[tuple[int, int]] = Counter()
+    sums: Counter[tuple[int, int]] = Counter()
     for each in oracle.received(NODE):
         for sender in each.senders:
-            pushes[sender] += float(each.values[chosen])
+            sums[sender] += float(each.values[chosen])
     photo_page.mouse.move(0, 0)
     # Off the middle of the cells, where no line of a box runs.
-    places = {s: ((s[1] + 0.4) * 4 / WIDTH, (s[0] + 0.6) * 4 / HEIGHT) for s in pushes}
-    strong = [sender for sender, push in pushes.items() if abs(push) > 0.5 * max(map(abs, pushes.values()))]
-    red, _, blue, _ = colours(photo_page, [places[sender] for sender in strong], "#marks").T
+    points = {s: ((s[1] + 0.4) * 4 / WIDTH, (s[0] + 0.6) * 4 / HEIGHT) for s in sums}
+    strong = [sender for sender, total in sums.items() if abs(total) > 0.5 * max(map(abs, sums.values()))]
+    red, _, blue, _ = colours(photo_page, [points[sender] for sender in strong], "#marks").T
     for sender, warmth in zip(strong, red - blue, strict=True):
-        assert np.sign(warmth) == np.sign(pushes[sender])
+        assert np.sign(warmth) == np.sign(sums[sender])
 
 
 def test_a_class_against_a_rival(photo_page, oracle):
@@ -97,9 +98,7 @@ def test_a_class_against_a_rival(photo_page, oracle):
     logits = oracle.logits(2)[0, :, NODE[0], NODE[1]].double()
     first, second = logits.argsort(descending=True)[:2].tolist()
     photo_page.select_option("#rival", str(second))
-    assert values(photo_page, "data.total") == pytest.approx(
-        [float(logits[first] - logits[second])], abs=1e-5
-    )
+    assert values(photo_page, "data.total") == pytest.approx([float(logits[first] - logits[second])], abs=1e-5)
     assert sum(as_shown(photo_page, ".part")) == as_shown(photo_page, "data.total")[0]
 
 
@@ -107,7 +106,7 @@ def test_a_box_sends_one_message(page, models):
     page.select_option("#model", "boxes")
     upload(page, IMAGE)
     click_pixel(page, IMAGE, X, Y)
-    received = Oracle(models[1].net, IMAGE).received(NODE)
+    received = Oracle(models[1].model, IMAGE).received(NODE)
     chosen = int(page.locator("#chosen").input_value())
     (box,) = [each for each in received if len(each.senders) > 1]
     (part,) = values(page, '[data-factor="surrounding"] .part')
@@ -153,7 +152,7 @@ def test_a_late_answer_is_not_shown_under_another_model(photo_page):
     photo_page.wait_for_timeout(100)
     assert len(late) == 1
     photo_page.select_option("#model", "alone")
-    expect(photo_page.locator("#status")).not_to_contain_text("Asking")
+    expect(photo_page.locator("#status")).not_to_contain_text("Running")
     with contextlib.suppress(Error):
         late[0].continue_()
     photo_page.wait_for_timeout(300)

@@ -57,18 +57,15 @@ def mean_field(unary, tables, weights, compatibility, iterations):
     pixels, classes = range(len(unary)), range(len(unary[0]))
     q = [softmax(row) for row in unary]
     for _ in range(iterations):
-        renewed = []
+        updated = []
         for i in pixels:
             message = [
-                sum(
-                    w[c] * sum(t[i][j] * q[j][c] for j in pixels)
-                    for t, w in zip(tables, weights, strict=True)
-                )
+                sum(w[c] * sum(t[i][j] * q[j][c] for j in pixels) for t, w in zip(tables, weights, strict=True))
                 for c in classes
             ]
             logits = [unary[i][k] - sum(compatibility[k][c] * message[c] for c in classes) for k in classes]
-            renewed.append(softmax(logits))
-        q = renewed
+            updated.append(softmax(logits))
+        q = updated
     return q
 
 
@@ -100,12 +97,7 @@ def bound(unary, tables, weights, compatibility, q):
 @pytest.fixture(scope="session")
 def naive():
     return SimpleNamespace(
-        kernel_table=kernel_table,
-        normalised=normalised,
-        potts=potts,
-        mean_field=mean_field,
-        log_z=log_z,
-        bound=bound,
+        kernel_table=kernel_table, normalised=normalised, potts=potts, mean_field=mean_field, log_z=log_z, bound=bound
     )
 
 
@@ -119,9 +111,7 @@ def photograph():
         rows, columns = torch.arange(height)[:, None], torch.arange(width)
         region = 2 * (rows > height // 2) + (columns + rows // 2 > width // 2)
         image = colours[region].permute(2, 0, 1)
-        return (image + noise * torch.randn(image.shape, generator=generator, dtype=torch.float64)).clamp(
-            0, 1
-        )
+        return (image + noise * torch.randn(image.shape, generator=generator, dtype=torch.float64)).clamp(0, 1)
 
     return draw
 

@@ -1,4 +1,4 @@
-/** The server's addresses. Errors carry its one-line explanation; a busy server is asked again. */
+/** The server's addresses. Errors carry its one-line explanation; requests to a busy server are retried. */
 
 import { decodeGrey } from "./png.js";
 
@@ -9,13 +9,13 @@ import { decodeGrey } from "./png.js";
  */
 
 const ATTEMPTS = 6;
-const LONGEST_WAIT = 15;
+const MAX_WAIT = 15;
 
-/** What the server refused, in its own words. */
+/** A request that the server refused, with its message. */
 export class ApiError extends Error {
   /**
    * @param {string} message
-   * @param {number} status 0 if there was no answer at all.
+   * @param {number} status 0 if there was no answer.
    */
   constructor(message, status) {
     super(message);
@@ -24,7 +24,7 @@ export class ApiError extends Error {
 }
 
 /**
- * @param {(seconds: number) => void} onWait Told when the server is busy and how long the page waits.
+ * @param {(seconds: number) => void} onWait Called before a request is retried.
  */
 export function createApi(onWait) {
   /**
@@ -41,7 +41,7 @@ export function createApi(onWait) {
       if (response.ok) return response;
       if (response.status !== 503 || attempt === ATTEMPTS) throw await refusal(response);
       const asked = Number(response.headers.get("Retry-After"));
-      const seconds = Math.min(Number.isFinite(asked) && asked > 0 ? asked : 1, LONGEST_WAIT);
+      const seconds = Math.min(Number.isFinite(asked) && asked > 0 ? asked : 1, MAX_WAIT);
       onWait(seconds);
       await new Promise((resolve) => setTimeout(resolve, 1000 * seconds));
     }
@@ -136,18 +136,18 @@ async function refusal(response) {
 }
 
 /**
- * The answer of /segment with its maps as numbers.
+ * The answer of /segment with decoded maps.
  *
  * @param {any} answer
  * @returns {Promise<Segmentation>}
  */
 async function decoded(answer) {
-  const iterations = await Promise.all(
-    answer.iterations.map(async (/** @type {any} */ each) => ({
+  const maps = await Promise.all(
+    answer.maps.map(async (/** @type {any} */ each) => ({
       ...each,
       labels: (await decodeGrey(each.labels)).values,
       entropy: (await decodeGrey(each.entropy)).values,
     })),
   );
-  return { ...answer, iterations };
+  return { ...answer, maps };
 }

@@ -4,7 +4,7 @@ import { byId, fill, figure, h } from "./dom.js";
 import { decimals, percent, signed } from "./format.js";
 import { modelShown } from "./session.js";
 
-const FEW = 6;
+const SHOWN = 6; // classes, unless all are asked for
 
 /** @param {import("./types.js").Store} store */
 export function createBars(store) {
@@ -16,16 +16,16 @@ export function createBars(store) {
     const { node, chosen } = state;
     const model = modelShown(state);
     if (!node || !model) return;
-    const { unary, after } = node;
+    const { unary, belief } = node;
     const order = model.classes
       .map((_, id) => id)
-      .sort((a, b) => after.marginal[b] - after.marginal[a] || unary.marginal[b] - unary.marginal[a]);
-    const likely = new Set([...order].sort((a, b) => peak(node, b) - peak(node, a)).slice(0, FEW)).add(
+      .sort((a, b) => belief.marginal[b] - belief.marginal[a] || unary.marginal[b] - unary.marginal[a]);
+    const likely = new Set([...order].sort((a, b) => peak(node, b) - peak(node, a)).slice(0, SHOWN)).add(
       chosen,
     );
-    const digits = decimals(Math.max(...after.logits.map(Math.abs)), 6, 3);
+    const digits = decimals(Math.max(...belief.logits.map(Math.abs)), 6, 3);
     const listed = all ? order : order.filter((id) => likely.has(id));
-    more.hidden = model.classes.length <= FEW;
+    more.hidden = model.classes.length <= SHOWN;
     more.textContent = all ? "Only the likely classes" : `All ${model.classes.length} classes`;
     more.setAttribute("aria-expanded", String(all));
     byId("after-heading").textContent = `t = ${node.iteration}`;
@@ -34,7 +34,7 @@ export function createBars(store) {
     /** @param {number} id */
     function row(id) {
       const { name, colour } = /** @type {import("./types.js").Model} */ (model).classes[id];
-      const [before, now] = [unary.marginal[id], after.marginal[id]];
+      const [before, now] = [unary.marginal[id], belief.marginal[id]];
       return h(
         "tr",
         { "data-class": name, class: id === chosen ? "chosen" : null },
@@ -71,7 +71,7 @@ export function createBars(store) {
         h(
           "td",
           { class: "number soft" },
-          figure(after.logits[id], signed(after.logits[id], digits), { class: "logit" }),
+          figure(belief.logits[id], signed(belief.logits[id], digits), { class: "logit" }),
         ),
       );
     }
@@ -85,11 +85,11 @@ export function createBars(store) {
 }
 
 /**
- * The largest marginal a class has before or after messages.
+ * The larger of a class's marginals before and after messages.
  *
  * @param {import("./types.js").Explanation} node
  * @param {number} id
  */
-function peak({ unary, after }, id) {
-  return Math.max(unary.marginal[id], after.marginal[id]);
+function peak({ unary, belief }, id) {
+  return Math.max(unary.marginal[id], belief.marginal[id]);
 }

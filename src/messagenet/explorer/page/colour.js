@@ -1,9 +1,12 @@
 /**
- * Colours on canvases. The style sheet holds those that depend on the theme; here they are read and mixed.
+ * Colours of maps, messages and relations. The style sheet holds those that depend on the theme; here they
+ * are read and mixed.
  *
  * For and against are orange and blue, which every common form of colour blindness keeps apart; boxes differ
  * in their dashes as well as their colour; uncertainty grows with lightness.
  */
+
+import { h } from "./dom.js";
 
 /** @typedef {[number, number, number]} RGB */
 
@@ -16,11 +19,20 @@ const UNCERTAINTY = [
   [254, 159, 109],
   [252, 253, 191],
 ];
-const PUSH_STOPS = 5;
+const DIVERGING_STOPS = 5;
 export const RELATION_STYLES = 6;
 
 /** Dashes of the boxes on the image, in widths of the line; the style sheet has the same for swatches. */
 export const DASHES = [[], [5, 3], [1.2, 2.4], [8, 3, 1.5, 3], [3, 1.5], [10, 2]];
+
+/**
+ * The symbol of a relation: a small box with the colour and dashes of the one on the image.
+ *
+ * @param {number} style The relation's index in its model.
+ */
+export function relationSwatch(style) {
+  return h("span", { class: `box-swatch style-${style % RELATION_STYLES}`, "aria-hidden": "true" });
+}
 
 /**
  * @param {string} hex
@@ -32,18 +44,18 @@ export function parseHex(hex) {
 }
 
 /** @type {Map<string, RGB>} */
-const known = new Map();
-document.addEventListener("themechange", () => known.clear());
+const cache = new Map();
+document.addEventListener("themechange", () => cache.clear());
 
 /**
- * The colour a CSS variable has in the theme of the moment.
+ * The colour of a CSS variable in the current theme.
  *
  * @param {string} name
  * @returns {RGB}
  */
 export function themeColour(name) {
-  const colour = known.get(name) ?? computedColour(name);
-  known.set(name, colour);
+  const colour = cache.get(name) ?? computedColour(name);
+  cache.set(name, colour);
   return colour;
 }
 
@@ -69,9 +81,9 @@ function computedColour(name) {
  * @returns {RGB}
  */
 export function between(stops, share) {
-  const place = Math.min(Math.max(share, 0), 1) * (stops.length - 1);
-  const below = Math.min(Math.floor(place), stops.length - 2);
-  const part = place - below;
+  const position = Math.min(Math.max(share, 0), 1) * (stops.length - 1);
+  const below = Math.min(Math.floor(position), stops.length - 2);
+  const part = position - below;
   const [r, g, b] = stops[below].map((value, i) => Math.round(value + part * (stops[below + 1][i] - value)));
   return [r, g, b];
 }
@@ -81,10 +93,10 @@ export function css([r, g, b], alpha = 1) {
   return `rgb(${r} ${g} ${b} / ${alpha})`;
 }
 
-/** How a push from −1 (against) to 1 (for) is painted, in the theme of the moment. */
-export function pushScale() {
-  const stops = Array.from({ length: PUSH_STOPS }, (_, i) => themeColour(`--push-${i}`));
-  return (/** @type {number} */ push) => between(stops, (push + 1) / 2);
+/** The colour of a contribution from −1 (against) to 1 (for), in the current theme. */
+export function divergingScale() {
+  const stops = Array.from({ length: DIVERGING_STOPS }, (_, i) => themeColour(`--diverging-${i}`));
+  return (/** @type {number} */ value) => between(stops, (value + 1) / 2);
 }
 
 /**

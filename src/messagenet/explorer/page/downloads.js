@@ -1,8 +1,8 @@
-/** Files to keep: labels, overlay and the picture as shown as PNG, and the explained node as JSON. */
+/** Downloads: labels, overlay and the figure as shown as PNG, and the explained node as JSON. */
 
 import { byId } from "./dom.js";
 import { drawMarks } from "./marks.js";
-import { drawPicture, overlayCanvas } from "./picture.js";
+import { drawOverlay, overlayCanvas } from "./overlay.js";
 import { modelShown, shown } from "./session.js";
 
 const FIGURE_WIDTH = 2000; // pixels across at least: enough for a printed page
@@ -44,12 +44,12 @@ export function createDownloads(store, session, layers, status) {
 /** @param {State} state */
 function stem({ photo, model, t, node }) {
   const name = (photo?.name ?? "image").replace(/\.[^.]*$/, "");
-  const place = node ? `-r${node.node.row}c${node.node.column}` : "";
-  return `${name}-${model}-t${t}${place}`;
+  const suffix = node ? `-r${node.node.row}c${node.node.column}` : "";
+  return `${name}-${model}-t${t}${suffix}`;
 }
 
 /**
- * The picture with its marks and, while comparing, both sides of the handle, enlarged for print.
+ * The overlay with its marks and, while comparing, both sides of the handle, enlarged for print.
  *
  * @param {State} state
  * @param {Layers} layers
@@ -63,7 +63,7 @@ function figureCanvas(state, layers) {
   [marks.width, marks.height] = [canvas.width, canvas.height];
   const [below, above] = [canvas.getContext("2d"), marks.getContext("2d")];
   if (below && above) {
-    drawPicture(below, state, layers);
+    drawOverlay(below, state, layers);
     drawMarks(above, state, canvas.width / (byId("frame").clientWidth || 1));
     below.drawImage(marks, 0, 0);
   }
@@ -71,7 +71,7 @@ function figureCanvas(state, layers) {
 }
 
 /**
- * The explanation as the server gave it, with the names that its numbers stand for.
+ * The server's explanation, with the names of the image and of the classes.
  *
  * @param {State} state
  */
@@ -93,7 +93,7 @@ function nodeFile(state) {
  */
 function png(canvas) {
   return new Promise((resolve, reject) => {
-    canvas.toBlob((blob) => (blob ? resolve(blob) : reject(new Error("The picture is too large to save."))));
+    canvas.toBlob((blob) => (blob ? resolve(blob) : reject(new Error("The image is too large to save."))));
   });
 }
 

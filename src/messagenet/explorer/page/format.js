@@ -11,7 +11,7 @@ export function signed(value, digits = 3) {
 }
 
 /**
- * A share as a percentage; what is not nothing is never shown as 0.
+ * A share as a percentage; a positive share is never shown as 0.
  *
  * @param {number} share
  */
@@ -22,15 +22,15 @@ export function percent(share) {
 }
 
 /**
- * How many decimals give numbers up to a size so many significant digits.
+ * The number of decimals that shows values up to a size with so many significant digits.
  *
  * @param {number} size
  * @param {number} significant
- * @param {number} most
+ * @param {number} max
  */
-export function decimals(size, significant, most) {
+export function decimals(size, significant, max) {
   const magnitude = size > 0 && Number.isFinite(size) ? Math.floor(Math.log10(size)) : 0;
-  return Math.min(Math.max(significant - 1 - magnitude, 0), most);
+  return Math.min(Math.max(significant - 1 - magnitude, 0), max);
 }
 
 /** @param {number} milliseconds */

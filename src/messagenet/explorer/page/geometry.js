@@ -3,7 +3,7 @@
 /**
  * @typedef {import("./types.js").Grid} Grid
  * @typedef {import("./types.js").Box} Box
- * @typedef {import("./types.js").NodePlace} NodePlace
+ * @typedef {import("./types.js").NodePosition} NodePosition
  */
 
 /**
@@ -21,7 +21,7 @@ export function clamp(value, low, high) {
  * @param {Grid} grid
  * @param {number} x
  * @param {number} y
- * @returns {NodePlace}
+ * @returns {NodePosition}
  */
 export function nodeAt(grid, x, y) {
   return {
@@ -34,7 +34,7 @@ export function nodeAt(grid, x, y) {
  * The pixel in the middle of a node's cell.
  *
  * @param {Grid} grid
- * @param {NodePlace} node
+ * @param {NodePosition} node
  * @returns {[number, number]}
  */
 export function centrePixel(grid, { row, column }) {

@@ -1,4 +1,4 @@
-/** The panel about one node: what it believed alone, what it believes now, and who changed its mind. */
+/** The panel about one node: its beliefs before and after messages, and the messages. */
 
 import { createBars } from "./bars.js";
 import { byId, fill, h } from "./dom.js";
@@ -24,8 +24,8 @@ export function createInspector(store, session) {
   createTrend(store);
   createWaterfall(store);
   createSenders(store, session);
-  byId("forget").addEventListener("click", () => {
-    session.forget();
+  byId("close-node").addEventListener("click", () => {
+    session.closeNode();
     byId("surface").focus({ preventScroll: true });
   });
 
@@ -44,27 +44,28 @@ export function createInspector(store, session) {
 /** @param {State} state */
 function invitation(state) {
   if (!shown(state)) return "Open a photo, then click a pixel to see every message that its node receives.";
-  if (!modelShown(state)?.explains) {
-    return `“${state.model}” decides without messages, so there is nothing to explain. Choose another model.`;
+  if (!modelShown(state)?.explainable) {
+    return `“${state.model}” works without messages, so there is nothing to explain. Choose another model.`;
   }
+  const side = Math.round(shown(state)?.stride ?? 0);
   return (
     "Click a pixel, or move over the image with the arrow keys and press Enter, to see which messages its " +
-    "node receives and what they change."
+    `node receives and what they change. A node is one cell of the feature map, here ${side} × ${side} pixels.`
   );
 }
 
 /**
- * In a sentence, what the node says alone and what it says after messages.
+ * The labels before and after messages, in a sentence.
  *
  * @param {Explanation} node
  * @param {ClassInfo[]} classes
  * @returns {(Node | string)[]}
  */
-function verdict({ unary, after, iteration }, classes) {
-  const [before, now] = [largest(unary.logits), largest(after.logits)];
+function verdict({ unary, belief, iteration }, classes) {
+  const [before, now] = [largest(unary.logits), largest(belief.logits)];
   const name = (/** @type {number} */ id) => h("strong", {}, classes[id].name);
-  const [alone, joined] = [percent(unary.marginal[before]), percent(after.marginal[now])];
-  if (iteration === 0) return ["On its own it says ", name(before), ` (${alone}).`];
-  if (before === now) return ["It says ", name(now), ` alone (${alone}) and after messages (${joined}).`];
-  return ["On its own it says ", name(before), ` (${alone}); after messages `, name(now), ` (${joined}).`];
+  const [first, last] = [percent(unary.marginal[before]), percent(belief.marginal[now])];
+  if (iteration === 0) return ["Before messages: ", name(before), ` (${first}).`];
+  if (before === now) return [name(now), `, both before messages (${first}) and after (${last}).`];
+  return ["Before messages: ", name(before), ` (${first}). After messages: `, name(now), ` (${last}).`];
 }

@@ -1,4 +1,4 @@
-/** Label and entropy maps as pictures, made when first needed and kept while they may be needed again. */
+/** Label and entropy maps as canvases, drawn when first needed and cached. */
 
 import { entropyTable, labelTable } from "./colour.js";
 
@@ -7,11 +7,11 @@ import { entropyTable, labelTable } from "./colour.js";
  * @typedef {import("./types.js").Model} Model
  */
 
-const KEPT = 24;
+const CACHE_SIZE = 24;
 
 export function createLayers() {
   /** @type {Map<string, HTMLCanvasElement>} */
-  const kept = new Map();
+  const cache = new Map();
 
   /**
    * @param {string} name
@@ -20,11 +20,11 @@ export function createLayers() {
    * @param {() => Uint32Array} colours
    */
   function layer(name, result, values, colours) {
-    const known = kept.get(name);
-    if (known) return known;
-    const made = painted(values, colours(), result.width, result.height);
-    kept.set(name, made);
-    if (kept.size > KEPT) kept.delete([...kept.keys()][0]);
+    const cached = cache.get(name);
+    if (cached) return cached;
+    const made = paint(values, colours(), result.width, result.height);
+    cache.set(name, made);
+    if (cache.size > CACHE_SIZE) cache.delete([...cache.keys()][0]);
     return made;
   }
 
@@ -37,7 +37,7 @@ export function createLayers() {
      */
     labels(result, t, model, hidden) {
       const name = [result.key, result.model, t, ...hidden].join(" ");
-      return layer(name, result, result.iterations[t].labels, () => labelTable(model.classes, hidden));
+      return layer(name, result, result.maps[t].labels, () => labelTable(model.classes, hidden));
     },
 
     /**
@@ -46,7 +46,7 @@ export function createLayers() {
      */
     entropy(result, t) {
       const name = [result.key, result.model, t, "entropy"].join(" ");
-      return layer(name, result, result.iterations[t].entropy, entropyTable);
+      return layer(name, result, result.maps[t].entropy, entropyTable);
     },
   };
 }
@@ -57,7 +57,7 @@ export function createLayers() {
  * @param {number} width
  * @param {number} height
  */
-function painted(values, colours, width, height) {
+function paint(values, colours, width, height) {
   const canvas = document.createElement("canvas");
   canvas.width = width;
   canvas.height = height;

@@ -21,14 +21,14 @@ export function createLegend(store) {
   function render() {
     const [model, result] = [modelShown(state), shown(state)];
     if (!model || !result) return;
-    const { shares } = result.iterations[state.t];
-    const present = result.iterations.reduce(
+    const { shares } = result.maps[state.t];
+    const present = result.maps.reduce(
       (seen, each) => seen.map((was, id) => was || each.shares[id] > 0),
       model.classes.map(() => false),
     );
     const absent = present.filter((is) => !is).length;
     more.hidden = !absent;
-    more.textContent = all ? "Only classes in the picture" : `${absent} more not in the picture`;
+    more.textContent = all ? "Only classes in the image" : `${absent} more, not in the image`;
     more.setAttribute("aria-expanded", String(all));
     fill(
       list,

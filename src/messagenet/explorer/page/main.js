@@ -30,7 +30,7 @@ const initial = {
   node: null,
   chosen: 0,
   rival: null,
-  muted: new Set(),
+  hiddenRelations: new Set(),
   highlight: null,
   compare: null,
   swipe: 0.5,

@@ -1,11 +1,11 @@
 /**
- * What is drawn on the picture about the node explained: its senders in the colours of their push, the box of
- * each relation, the node, the cursor, and an arrow from the sender pointed at.
+ * What is drawn on the image about the node explained: its senders in the colours of their messages, the box
+ * of each relation, the node, the cursor, and an arrow from the sender pointed at.
  */
 
-import { css, DASHES, pushScale, RELATION_STYLES, themeColour } from "./colour.js";
+import { css, DASHES, divergingScale, RELATION_STYLES, themeColour } from "./colour.js";
 import { nodeBox } from "./geometry.js";
-import { largestPush, pushes } from "./messages.js";
+import { largestContribution, contributions } from "./messages.js";
 import { shown } from "./session.js";
 
 /**
@@ -60,13 +60,13 @@ export function drawMarks(context, state, unit) {
  * @param {State} state
  */
 function drawSenders({ context, scale }, grid, state) {
-  const entries = pushes(state);
-  const most = largestPush(entries) || 1;
-  const colour = pushScale();
+  const entries = contributions(state);
+  const max = largestContribution(entries) || 1;
+  const colour = divergingScale();
   const cells = entries.map(({ row, column, value }) => {
     // Whole canvas pixels, so that neighbouring cells neither overlap nor leave a gap.
     const [x0, y0, x1, y1] = nodeBox(grid, row, column).map((side) => Math.round(side * scale));
-    return { x: x0, y: y0, width: x1 - x0, height: y1 - y0, fill: css(colour(value / most), VEIL) };
+    return { x: x0, y: y0, width: x1 - x0, height: y1 - y0, fill: css(colour(value / max), VEIL) };
   });
   const { width, height } = context.canvas;
   context.save();
@@ -95,11 +95,11 @@ function drawBoxes(pen, state) {
     .slice(1)
     .map((factor, i) => ({ ...factor, style: i % RELATION_STYLES }));
   for (const { name, box, style } of drawn) {
-    if (!box || state.muted.has(name)) continue;
+    if (!box || state.hiddenRelations.has(name)) continue;
     // Boxes share sides: each is drawn a little further inside than the one before.
     const inset = (1.5 + 2.5 * style) * unit;
     const [x0, y0, x1, y1] = box.map((side) => side * scale);
-    const place = /** @type {[number, number, number, number]} */ ([
+    const rect = /** @type {[number, number, number, number]} */ ([
       Math.max(x0, 0) + inset,
       Math.max(y0, 0) + inset,
       Math.min(x1, width) - Math.max(x0, 0) - 2 * inset,
@@ -109,13 +109,13 @@ function drawBoxes(pen, state) {
     context.lineJoin = "round";
     context.strokeStyle = pen.halo;
     context.lineWidth = 4 * unit;
-    context.strokeRect(...place);
+    context.strokeRect(...rect);
     context.strokeStyle = css(themeColour(`--relation-${style}`));
     context.lineWidth = 2 * unit;
     context.setLineDash(DASHES[style].map((length) => 2 * unit * length));
-    context.strokeRect(...place);
+    context.strokeRect(...rect);
     context.restore();
-    tag(pen, name, place[0] + 8 * unit, Math.max(place[1], 9 * unit));
+    tag(pen, name, rect[0] + 8 * unit, Math.max(rect[1], 9 * unit));
   }
 }
 

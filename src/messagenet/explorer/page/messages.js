@@ -1,4 +1,4 @@
-/** What an explanation says about one class: all messages, their sum by sender, the parts of the logit. */
+/** An explanation seen from one class: all messages, their sum by sender, the parts of the logit. */
 
 /**
  * @typedef {import("./types.js").State} State
@@ -6,7 +6,7 @@
  */
 
 /**
- * A number per class as the number in question: the chosen class's, or how much it leads its rival by.
+ * Maps one value per class to the value in question: that of the chosen class, less that of its rival.
  *
  * @param {State} state
  */
@@ -41,13 +41,13 @@ export function messages(state) {
   const value = inQuestion(state);
   /** @type {Message[]} */
   const found = [];
-  for (const { name, form = "pairwise", senders = [], values = [] } of state.node?.factors ?? []) {
-    if (state.muted.has(name)) continue;
+  for (const { name, form = "pairwise", senders = [], messages: sent = [] } of state.node?.factors ?? []) {
+    if (state.hiddenRelations.has(name)) continue;
     if (form === "box" && senders.length) {
-      found.push({ relation: name, form, senders, value: value(values[0]) });
+      found.push({ relation: name, form, senders, value: value(sent[0]) });
     } else if (form === "pairwise") {
       senders.forEach((sender, i) => {
-        found.push({ relation: name, form, senders: [sender], value: value(values[i]) });
+        found.push({ relation: name, form, senders: [sender], value: value(sent[i]) });
       });
     }
   }
@@ -55,27 +55,27 @@ export function messages(state) {
 }
 
 /**
- * How much each sender pushes through all relations that are drawn. The one message of a box counts in equal
- * parts for its senders.
+ * The sum of each sender's messages through all relations that are drawn. The one message of a box counts in
+ * equal parts for its senders.
  *
  * @param {State} state
  * @returns {{row: number, column: number, value: number}[]}
  */
-export function pushes(state) {
+export function contributions(state) {
   /** @type {Map<string, {row: number, column: number, value: number}>} */
   const bySender = new Map();
   for (const { senders, value } of messages(state)) {
     for (const [row, column] of senders) {
-      const place = `${row} ${column}`;
-      const entry = bySender.get(place) ?? { row, column, value: 0 };
+      const key = `${row} ${column}`;
+      const entry = bySender.get(key) ?? { row, column, value: 0 };
       entry.value += value / senders.length;
-      bySender.set(place, entry);
+      bySender.set(key, entry);
     }
   }
   return [...bySender.values()];
 }
 
 /** @param {{value: number}[]} entries */
-export function largestPush(entries) {
+export function largestContribution(entries) {
   return entries.reduce((largest, { value }) => Math.max(largest, Math.abs(value)), 0);
 }

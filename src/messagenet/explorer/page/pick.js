@@ -1,14 +1,14 @@
-/** Choosing a node on the picture: with mouse or finger, or with the keyboard, node by node. */
+/** Choosing a node on the image: with mouse or finger, or with the keyboard, node by node. */
 
 import { byId } from "./dom.js";
 import { decimals, signed } from "./format.js";
 import { centrePixel, clamp, nodeAt } from "./geometry.js";
-import { pushes } from "./messages.js";
+import { contributions } from "./messages.js";
 import { modelShown, shown } from "./session.js";
 
 /** @type {Record<string, [number, number]>} */
 const ARROWS = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
-const STRIDES = 5; // nodes at a time with Shift
+const JUMP = 5; // nodes at a time with Shift
 
 /**
  * @param {import("./types.js").Store} store
@@ -19,7 +19,7 @@ export function createPicking(store, session, stepping) {
   const { state } = store;
   const surface = byId("surface");
   const readout = byId("readout");
-  const said = byId("cursor-status");
+  const announcement = byId("cursor-status");
 
   /**
    * @param {MouseEvent} event
@@ -28,9 +28,9 @@ export function createPicking(store, session, stepping) {
   function pixel(event) {
     const grid = shown(state);
     if (!grid) return null;
-    const place = surface.getBoundingClientRect();
-    const x = Math.floor(((event.clientX - place.left) / place.width) * grid.width);
-    const y = Math.floor(((event.clientY - place.top) / place.height) * grid.height);
+    const rect = surface.getBoundingClientRect();
+    const x = Math.floor(((event.clientX - rect.left) / rect.width) * grid.width);
+    const y = Math.floor(((event.clientY - rect.top) / rect.height) * grid.height);
     return [clamp(x, 0, grid.width - 1), clamp(y, 0, grid.height - 1)];
   }
 
@@ -42,19 +42,20 @@ export function createPicking(store, session, stepping) {
     const [grid, model] = [shown(state), modelShown(state)];
     if (!grid || !model) return "";
     const { row, column } = nodeAt(grid, x, y);
-    const { labels, entropy } = grid.iterations[state.t];
+    const { labels, entropy } = grid.maps[state.t];
     const name = model.classes[labels[y * grid.width + x]]?.name ?? "unlabelled";
     const nats = (entropy[y * grid.width + x] / 255) * Math.log(model.classes.length);
-    const push = state.node && pushes(state).find((each) => each.row === row && each.column === column);
-    const sent = push ? `, sends ${signed(push.value, decimals(Math.abs(push.value), 3, 6))}` : "";
+    const sender =
+      state.node && contributions(state).find((each) => each.row === row && each.column === column);
+    const sent = sender ? `, sends ${signed(sender.value, decimals(Math.abs(sender.value), 3, 6))}` : "";
     return `Row ${row}, column ${column}: ${name}, entropy ${nats.toFixed(2)} nats${sent}`;
   }
 
   function describeHere() {
     const grid = shown(state);
-    const place = state.hover ?? state.cursor ?? state.node?.node;
-    const help = modelShown(state)?.explains ? "Click a pixel to see the messages it receives." : "";
-    readout.textContent = grid && place ? describe(...centrePixel(grid, place)) : grid ? help : "";
+    const node = state.hover ?? state.cursor ?? state.node?.node;
+    const help = modelShown(state)?.explainable ? "Click a pixel to see the messages it receives." : "";
+    readout.textContent = grid && node ? describe(...centrePixel(grid, node)) : grid ? help : "";
   }
 
   /**
@@ -70,18 +71,18 @@ export function createPicking(store, session, stepping) {
       column: clamp(from.column + right, 0, grid.columns - 1),
     };
     store.set({ cursor: to, hover: null });
-    said.textContent = describe(...centrePixel(grid, to));
+    announcement.textContent = describe(...centrePixel(grid, to));
   }
 
   surface.addEventListener("click", (event) => {
-    const place = pixel(event);
+    const position = pixel(event);
     store.set({ cursor: null });
-    if (place && modelShown(state)?.explains) session.explain(...place);
+    if (position && modelShown(state)?.explainable) session.explain(...position);
   });
   surface.addEventListener("pointermove", (event) => {
-    const [grid, place] = [shown(state), pixel(event)];
-    if (!grid || !place) return;
-    const hover = nodeAt(grid, ...place);
+    const [grid, position] = [shown(state), pixel(event)];
+    if (!grid || !position) return;
+    const hover = nodeAt(grid, ...position);
     const same = hover.row === state.hover?.row && hover.column === state.hover?.column;
     if (!same) store.set({ hover });
   });
@@ -90,19 +91,22 @@ export function createPicking(store, session, stepping) {
   surface.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey) return;
     const arrow = ARROWS[event.key];
-    const size = event.shiftKey ? STRIDES : 1;
+    const size = event.shiftKey ? JUMP : 1;
     if (arrow) move(arrow[0] * size, arrow[1] * size);
     else if (event.key === "Enter" || event.key === " ") {
       if (!state.cursor) move(0, 0);
-      if (state.cursor && modelShown(state)?.explains) session.explainNode(state.cursor);
-    } else if (event.key === "Escape") session.forget();
+      if (state.cursor && modelShown(state)?.explainable) session.explainNode(state.cursor);
+    } else if (event.key === "Escape") session.closeNode();
     else if (event.key === "." || event.key === ">") stepping.step(1);
     else if (event.key === "," || event.key === "<") stepping.step(-1);
     else if (event.key === "p") stepping.play();
     else return;
     event.preventDefault();
   });
-  store.on(["hover", "cursor", "t", "results", "model", "node", "chosen", "rival", "muted"], describeHere);
+  store.on(
+    ["hover", "cursor", "t", "results", "model", "node", "chosen", "rival", "hiddenRelations"],
+    describeHere,
+  );
   store.on(["results", "model"], () => {
     const grid = shown(state);
     surface.hidden = !grid;

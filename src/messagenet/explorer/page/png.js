@@ -1,5 +1,5 @@
 /**
- * Reads 8-bit greyscale PNGs as the numbers they hold.
+ * Decodes 8-bit greyscale PNGs exactly.
  *
  * A canvas could decode them too, but colour management and protection against fingerprinting may change its
  * pixels, and here a pixel is a class id.
@@ -18,31 +18,31 @@ export async function decodeGrey(base64) {
   let [width, height] = [0, 0];
   /** @type {BlobPart[]} */
   const parts = [];
-  for (let place = 8; place < bytes.length;) {
-    const length = view.getUint32(place);
-    const type = String.fromCharCode(...bytes.subarray(place + 4, place + 8));
-    const start = place + 8;
+  for (let offset = 8; offset < bytes.length;) {
+    const length = view.getUint32(offset);
+    const type = String.fromCharCode(...bytes.subarray(offset + 4, offset + 8));
+    const start = offset + 8;
     if (type === "IHDR") {
       width = view.getUint32(start);
       height = view.getUint32(start + 4);
       const [depth, colour, , , interlaced] = bytes.subarray(start + 8, start + 13);
       if (depth !== 8 || colour !== 0 || interlaced) throw new Error("not an 8-bit greyscale PNG");
     } else if (type === "IDAT") parts.push(bytes.subarray(start, start + length));
-    place = start + length + 4;
+    offset = start + length + 4;
   }
   const inflated = new Blob(parts).stream().pipeThrough(new DecompressionStream("deflate"));
   const lines = new Uint8Array(await new Response(inflated).arrayBuffer());
-  return { width, height, values: unfiltered(lines, width, height) };
+  return { width, height, values: unfilter(lines, width, height) };
 }
 
 /**
- * Undoes the line filters: every line starts with the number of its filter (none, sub, up, average, Paeth).
+ * Undoes the line filters: every line starts with the index of its filter (none, sub, up, average, Paeth).
  *
  * @param {Uint8Array} lines
  * @param {number} width
  * @param {number} height
  */
-function unfiltered(lines, width, height) {
+function unfilter(lines, width, height) {
   if (lines.length !== height * (width + 1)) throw new Error("a PNG of the wrong length");
   const values = new Uint8Array(width * height);
   for (let y = 0; y < height; y += 1) {
@@ -53,7 +53,7 @@ function unfiltered(lines, width, height) {
       const left = x ? values[to + x - 1] : 0;
       const up = y ? values[to + x - width] : 0;
       const corner = x && y ? values[to + x - width - 1] : 0;
-      values[to + x] = lines[from + x] + predicted(filter, left, up, corner);
+      values[to + x] = lines[from + x] + predict(filter, left, up, corner);
     }
   }
   return values;
@@ -65,7 +65,7 @@ function unfiltered(lines, width, height) {
  * @param {number} up
  * @param {number} corner
  */
-function predicted(filter, left, up, corner) {
+function predict(filter, left, up, corner) {
   switch (filter) {
     case 0:
       return 0;

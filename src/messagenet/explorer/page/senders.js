@@ -1,11 +1,10 @@
 /** Which relations are drawn, the scale of their colours, and the strongest messages. */
 
-import { css, pushScale } from "./colour.js";
+import { css, divergingScale, relationSwatch } from "./colour.js";
 import { byId, fill, figure, h } from "./dom.js";
 import { decimals, direction, signed } from "./format.js";
-import { largestPush, messages, parts, pushes } from "./messages.js";
+import { largestContribution, messages, parts, contributions } from "./messages.js";
 import { modelShown } from "./session.js";
-import { relationSwatch } from "./swatch.js";
 
 const LISTED = 5; // on either side
 
@@ -22,12 +21,12 @@ export function createSenders(store, session) {
 
   /** @param {string} name */
   function toggle(name) {
-    const muted = new Set(state.muted);
-    if (!muted.delete(name)) muted.add(name);
-    store.set({ muted, highlight: null });
+    const hiddenRelations = new Set(state.hiddenRelations);
+    if (!hiddenRelations.delete(name)) hiddenRelations.add(name);
+    store.set({ hiddenRelations, highlight: null });
   }
 
-  store.on(["node", "muted"], () => {
+  store.on(["node", "hiddenRelations"], () => {
     const relations = parts(state).slice(1);
     byId("senders-section").hidden = !relations.length;
     fill(
@@ -42,7 +41,7 @@ export function createSenders(store, session) {
               type: "button",
               role: "switch",
               class: "relation",
-              "aria-checked": !state.muted.has(name),
+              "aria-checked": !state.hiddenRelations.has(name),
               "data-key": name,
               onclick: () => toggle(name),
             },
@@ -54,45 +53,48 @@ export function createSenders(store, session) {
     );
   });
 
-  store.on(["node", "chosen", "rival", "muted", "themes"], () => {
+  store.on(["node", "chosen", "rival", "hiddenRelations", "themes"], () => {
     const { node } = state;
     const model = modelShown(state);
     if (!node || !model) return;
     const all = messages(state);
-    const most = largestPush(pushes(state));
-    const digits = decimals(largestPush(all), 3, 6);
-    const scaleDigits = decimals(most, 3, 6);
-    const colour = pushScale();
+    const max = largestContribution(contributions(state));
+    const scaleDigits = decimals(max, 3, 6);
+    const colour = divergingScale();
     const styles = new Map(parts(state).map(({ name, style }) => [name, style]));
     const over = state.rival === null ? "" : ` over ${model.classes[state.rival].name}`;
     const name = model.classes[state.chosen].name + over;
-    byId("scale-low").textContent = signed(-most, scaleDigits);
-    byId("scale-high").textContent = signed(most, scaleDigits);
+    byId("scale-low").textContent = signed(-max, scaleDigits);
+    byId("scale-high").textContent = signed(max, scaleDigits);
     byId("scale").hidden = !all.length;
     for (const [side, sign] of /** @type {["for" | "against", number][]} */ ([
       ["for", 1],
       ["against", -1],
     ])) {
-      const pushing = all.filter(({ value }) => Math.sign(value) === sign);
-      byId(`${side}-title`).textContent = `${pushing.length} ${side} ${name}`;
+      const group = all.filter(({ value }) => Math.sign(value) === sign);
+      const listed = group.slice(0, LISTED);
+      const weakest = listed[listed.length - 1]?.value ?? 0;
+      const digits = decimals(Math.abs(weakest), 2, 6);
+      byId(`${side}-title`).textContent = `${group.length} ${side} ${name}`;
       fill(
         byId(`senders-${side}`),
-        ...pushing.slice(0, LISTED).map((message) => {
-          const push = most ? message.value / message.senders.length / most : 0;
-          return h("li", {}, item(message, styles.get(message.relation) ?? 0, css(colour(push))));
+        ...listed.map((message) => {
+          const share = max ? message.value / message.senders.length / max : 0;
+          return h("li", {}, item(message, styles.get(message.relation) ?? 0, css(colour(share)), digits));
         }),
       );
     }
     byId("senders-note").textContent = all.length
       ? "The strongest messages on either side. Click one to explain its sender."
-      : "Nobody sends a message through the relations drawn.";
+      : "No messages through the relations shown.";
 
     /**
      * @param {Message} message
      * @param {number} style
      * @param {string} shade
+     * @param {number} digits
      */
-    function item(message, style, shade) {
+    function item(message, style, shade, digits) {
       const { relation, senders, value } = message;
       const [row, column] = senders[0];
       const receiver = /** @type {import("./types.js").Explanation} */ (node).node;
@@ -125,7 +127,7 @@ export function createSenders(store, session) {
         },
         h("span", { class: "swatch", "aria-hidden": "true" }),
         relationSwatch(style),
-        h("span", { class: "unseen" }, `${relation}, ${words}: `),
+        h("span", { class: "visually-hidden" }, `${relation}, ${words}: `),
         h("span", { class: "where", "aria-hidden": "true" }, arrows),
         figure(value, signed(value, digits)),
       );

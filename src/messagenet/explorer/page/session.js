@@ -1,6 +1,6 @@
 /**
  * What can be done: open a photo, choose a model, go to an iteration, explain a node. Each asks the server if
- * it has to and then changes the store. A photo that the server has forgotten is sent again.
+ * it has to and then changes the store. A photo that the server no longer caches is sent again.
  */
 
 import { ApiError } from "./api.js";
@@ -12,7 +12,7 @@ import { centrePixel } from "./geometry.js";
  * @typedef {import("./types.js").State} State
  */
 
-const KEPT_EXPLANATIONS = 400;
+const CACHED_EXPLANATIONS = 400;
 
 /**
  * @param {import("./types.js").Store} store
@@ -63,8 +63,8 @@ export function createSession(store, api, status) {
 
   /** @param {string} model */
   async function result(model) {
-    const known = state.results.get(model);
-    if (known) return known;
+    const cached = state.results.get(model);
+    if (cached) return cached;
     const { photo } = state;
     const fresh = await withKey((key) => api.segment({ key }, model));
     if (state.photo === photo) store.set({ results: new Map(state.results).set(model, fresh) });
@@ -80,20 +80,20 @@ export function createSession(store, api, status) {
     asking = new AbortController();
     const { signal } = asking;
     const { model, t } = state;
-    const place = `${model} ${t} ${x} ${y}`;
+    const name = `${model} ${t} ${x} ${y}`;
     const found =
-      explanations.get(place) ??
+      explanations.get(name) ??
       (await withKey((key) => api.explain({ key, model, x, y, iteration: t }, signal)));
     if (signal.aborted) return;
-    explanations.set(place, found);
+    explanations.set(name, found);
     const [oldest] = explanations.keys();
-    if (explanations.size > KEPT_EXPLANATIONS) explanations.delete(oldest);
+    if (explanations.size > CACHED_EXPLANATIONS) explanations.delete(oldest);
     const { node } = state;
     const same = node && node.node.row === found.node.row && node.node.column === found.node.column;
     store.set({
       node: found,
       highlight: null,
-      ...(same ? {} : { chosen: largest(found.after.logits), rival: null }),
+      ...(same ? {} : { chosen: largest(found.belief.logits), rival: null }),
     });
   }
 
@@ -102,11 +102,11 @@ export function createSession(store, api, status) {
     asking.abort();
     const { node } = state;
     if (!node) return;
-    if (modelShown(state)?.explains) await explain(...node.pixel);
-    else forget();
+    if (modelShown(state)?.explainable) await explain(...node.pixel);
+    else closeNode();
   }
 
-  function forget() {
+  function closeNode() {
     asking.abort();
     store.set({ node: null, highlight: null });
   }
@@ -129,7 +129,7 @@ export function createSession(store, api, status) {
         store.set({
           photo: { file, name, bitmap },
           results: new Map([[fresh.model, fresh]]),
-          t: fresh.iterations.length - 1,
+          t: fresh.maps.length - 1,
           cursor: null,
           hover: null,
           node: null,
@@ -140,8 +140,10 @@ export function createSession(store, api, status) {
         const { width, height, rows, columns, milliseconds, stride } = fresh;
         const own = modelShown(state)?.stride ?? stride;
         const reduced =
-          stride > 1.01 * own ? `, seen ${(stride / own).toFixed(1)} times smaller: its messages would not fit` : "";
-        status.say(
+          stride > 1.01 * own
+            ? `, reduced ${(stride / own).toFixed(1)} times so that its messages fit into memory`
+            : "";
+        status.show(
           `${width} × ${height} pixels, ${columns} × ${rows} nodes${reduced}, ${duration(milliseconds)}`,
         );
         if (state.compare) await result(state.compare.model);
@@ -151,7 +153,7 @@ export function createSession(store, api, status) {
     /** @param {string} model */
     useModel: (model) => {
       const turn = (choosing += 1);
-      return inTurn(`Asking ${model} …`, async () => {
+      return inTurn(`Running ${model} …`, async () => {
         if (turn !== choosing) return;
         const before = modelShown(state);
         if (state.photo) await result(model);
@@ -185,13 +187,13 @@ export function createSession(store, api, status) {
      */
     explain: (x, y) => status.during("", () => explain(x, y)),
 
-    /** @param {import("./types.js").NodePlace} node */
+    /** @param {import("./types.js").NodePosition} node */
     explainNode: (node) => {
       const grid = shown(state);
       return grid ? status.during("", () => explain(...centrePixel(grid, node))) : Promise.resolve();
     },
 
-    forget,
+    closeNode,
 
     /** The labels on show, as a palette PNG. */
     labels: () => withKey((key) => api.labels(key, state.model, state.t)),

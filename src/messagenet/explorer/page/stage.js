@@ -1,8 +1,8 @@
-/** The two canvases of the picture: as large as their place, sharp on any screen, drawn once per frame. */
+/** The two canvases of the image: as large as the frame, sharp on any screen, drawn at most once per repaint. */
 
 import { byId } from "./dom.js";
 import { drawMarks } from "./marks.js";
-import { drawPicture } from "./picture.js";
+import { drawOverlay } from "./overlay.js";
 import { shown } from "./session.js";
 
 /**
@@ -13,33 +13,33 @@ export function createStage(store, layers) {
   const { state } = store;
   const frame = byId("frame");
   /** @type {HTMLCanvasElement} */
-  const picture = byId("picture");
+  const overlay = byId("overlay");
   /** @type {HTMLCanvasElement} */
   const marks = byId("marks");
-  let due = { picture: false, marks: false };
+  let due = { overlay: false, marks: false };
 
   function draw() {
     const now = due;
-    due = { picture: false, marks: false };
-    const [onPicture, onMarks] = [picture.getContext("2d"), marks.getContext("2d")];
-    if (!shown(state) || !onPicture || !onMarks) return;
-    if (now.picture) drawPicture(onPicture, state, layers);
+    due = { overlay: false, marks: false };
+    const [onOverlay, onMarks] = [overlay.getContext("2d"), marks.getContext("2d")];
+    if (!shown(state) || !onOverlay || !onMarks) return;
+    if (now.overlay) drawOverlay(onOverlay, state, layers);
     if (now.marks) drawMarks(onMarks, state, marks.width / (frame.clientWidth || 1));
   }
 
-  /** @param {"picture" | "marks"} what */
+  /** @param {"overlay" | "marks"} what */
   function ask(what) {
-    if (!due.picture && !due.marks) requestAnimationFrame(draw);
+    if (!due.overlay && !due.marks) requestAnimationFrame(draw);
     due[what] = true;
   }
 
   function fit() {
     const ratio = window.devicePixelRatio || 1;
-    for (const canvas of [picture, marks]) {
+    for (const canvas of [overlay, marks]) {
       canvas.width = Math.max(1, Math.round(frame.clientWidth * ratio));
       canvas.height = Math.max(1, Math.round(frame.clientHeight * ratio));
     }
-    ask("picture");
+    ask("overlay");
     ask("marks");
   }
 
@@ -53,8 +53,9 @@ export function createStage(store, layers) {
     frame.style.setProperty("--height", String(grid.height));
     fit();
   });
-  store.on(["t", "view", "opacity", "hidden", "compare", "swipe"], () => ask("picture"));
-  store.on(["node", "chosen", "rival", "muted", "highlight", "cursor", "hover", "compare", "themes"], () =>
-    ask("marks"),
+  store.on(["t", "view", "opacity", "hidden", "compare", "swipe"], () => ask("overlay"));
+  store.on(
+    ["node", "chosen", "rival", "hiddenRelations", "highlight", "cursor", "hover", "compare", "themes"],
+    () => ask("marks"),
   );
 }

@@ -18,7 +18,7 @@ export function createStatus() {
   }
 
   /** @param {string} text */
-  function say(text) {
+  function show(text) {
     status.textContent = text;
   }
 
@@ -26,17 +26,18 @@ export function createStatus() {
   function fail(reason) {
     if (reason instanceof DOMException && reason.name === "AbortError") return;
     if (!(reason instanceof ApiError)) console.error(reason);
-    message.textContent = reason instanceof Error ? reason.message : String(reason);
+    const text = reason instanceof Error ? reason.message : String(reason);
+    message.textContent = text.charAt(0).toUpperCase() + text.slice(1);
     problem.hidden = false;
-    say("");
+    show("");
   }
 
   return {
-    say,
+    show,
     fail,
 
     /** @param {number} seconds */
-    waiting: (seconds) => say(`The server is busy; asking again in ${seconds} s …`),
+    waiting: (seconds) => show(`The server is busy; retrying in ${seconds} s …`),
 
     /**
      * Does some work, with a sign of it, and shows why it failed if it did.
@@ -47,11 +48,11 @@ export function createStatus() {
     async during(text, work) {
       running += 1;
       clear();
-      if (text) say(text);
+      if (text) show(text);
       const sign = setTimeout(() => document.body.setAttribute("aria-busy", "true"), SHOW_AFTER);
       try {
         await work();
-        if (text && status.textContent === text) say("");
+        if (text && status.textContent === text) show("");
       } catch (reason) {
         fail(reason);
       } finally {

@@ -1,4 +1,4 @@
-/** Going through the iterations: a slider, a play button, and a strip of small pictures. */
+/** Going through the iterations: a slider, a play button, and a strip of thumbnails. */
 
 import { byId, fill, figure, h } from "./dom.js";
 import { percent } from "./format.js";
@@ -20,7 +20,7 @@ export function createSteps(store, session, layers) {
   /** @type {number | undefined} */
   let timer;
 
-  const last = () => (shown(state)?.iterations.length ?? 1) - 1;
+  const last = () => (shown(state)?.maps.length ?? 1) - 1;
 
   /** @param {number} by */
   function step(by) {
@@ -54,7 +54,7 @@ export function createSteps(store, session, layers) {
   store.on(["results", "model", "t"], () => {
     const result = shown(state);
     if (!result) return;
-    const { changed } = result.iterations[state.t];
+    const { changed } = result.maps[state.t];
     slider.max = String(last());
     slider.value = String(state.t);
     slider.setAttribute("aria-valuetext", state.t ? `${state.t} of ${last()}` : "0, before messages");
@@ -79,7 +79,7 @@ export function createSteps(store, session, layers) {
     if (!result || !model) return;
     fill(
       byId("strip"),
-      ...result.iterations.map(({ t, changed }) => {
+      ...result.maps.map(({ t, changed }) => {
         const canvas = document.createElement("canvas");
         canvas.width = THUMBNAIL;
         canvas.height = Math.max(1, Math.round((THUMBNAIL * result.height) / result.width));

@@ -1,5 +1,5 @@
 /**
- * What several parts of the page look at. A part listens to some keys and is told once per change.
+ * The state that the parts of the page share. A part listens to some keys and runs once per change.
  *
  * @template {object} T
  * @param {T} initial

@@ -26,8 +26,8 @@ export function createSwipe(store, session) {
   /** @type {HTMLSelectElement} */
   const choice = byId("compare-with");
 
-  /** @param {number} place */
-  const move = (place) => store.set({ swipe: clamp(place, 0, 1) });
+  /** @param {number} position */
+  const move = (position) => store.set({ swipe: clamp(position, 0, 1) });
 
   handle.addEventListener("pointerdown", (event) => {
     handle.setPointerCapture(event.pointerId);
@@ -36,8 +36,8 @@ export function createSwipe(store, session) {
   });
   handle.addEventListener("pointermove", (event) => {
     if (!handle.hasPointerCapture(event.pointerId)) return;
-    const place = frame.getBoundingClientRect();
-    move((event.clientX - place.left) / place.width);
+    const rect = frame.getBoundingClientRect();
+    move((event.clientX - rect.left) / rect.width);
   });
   handle.addEventListener("keydown", (event) => {
     const moves = {
@@ -143,7 +143,7 @@ function agreement(state, version) {
   const [here, there] = [shown(state), state.results.get(version.model)];
   const model = state.models.find((each) => each.id === version.model);
   if (!here || !there || !sameClasses(modelShown(state), model)) return null;
-  const [one, other] = [here.iterations[state.t].labels, there.iterations[version.t].labels];
+  const [one, other] = [here.maps[state.t].labels, there.maps[version.t].labels];
   let equal = 0;
   for (let i = 0; i < one.length; i += 1) if (one[i] === other[i]) equal += 1;
   return equal / one.length;

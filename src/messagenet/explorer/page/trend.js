@@ -6,9 +6,9 @@ import { largest, modelShown } from "./session.js";
 
 const [WIDTH, HEIGHT] = [400, 118];
 const [LEFT, RIGHT, TOP, BOTTOM] = [34, 96, 8, 20];
-const FEWEST = 2; // iterations
+const MIN_ITERATIONS = 2;
 const LINES = 3;
-const APART = 13; // between the names at the right
+const LINE_HEIGHT = 13; // of the names at the right
 
 /** @param {import("./types.js").Store} store */
 export function createTrend(store) {
@@ -16,12 +16,12 @@ export function createTrend(store) {
   store.on(["node", "chosen", "t"], () => {
     const { node, chosen } = state;
     const model = modelShown(state);
-    const last = (node?.iterations.length ?? 1) - 1;
+    const last = (node?.beliefs.length ?? 1) - 1;
     const now = node?.iteration ?? 0;
-    byId("trend-section").hidden = last < FEWEST;
-    if (!node || !model || last < FEWEST) return;
+    byId("trend-section").hidden = last < MIN_ITERATIONS;
+    if (!node || !model || last < MIN_ITERATIONS) return;
 
-    const curves = model.classes.map((_, id) => node.iterations.map(({ marginal }) => marginal[id]));
+    const curves = model.classes.map((_, id) => node.beliefs.map(({ marginal }) => marginal[id]));
     const shown = [...curves.keys()]
       .sort((a, b) => Math.max(...curves[b]) - Math.max(...curves[a]))
       .slice(0, LINES);
@@ -45,10 +45,10 @@ export function createTrend(store) {
         r: 3.5,
       }),
     );
-    const names = spread(shown.map((id) => ({ id, y: y(curves[id][last]) }))).map(({ id, y: place }) =>
+    const names = spread(shown.map((id) => ({ id, y: y(curves[id][last]) }))).map(({ id, y: position }) =>
       svg(
         "text",
-        { class: id === chosen ? "curve-name chosen" : "curve-name", x: WIDTH - RIGHT + 8, y: place + 4 },
+        { class: id === chosen ? "curve-name chosen" : "curve-name", x: WIDTH - RIGHT + 8, y: position + 4 },
         model.classes[id].name,
       ),
     );
@@ -56,14 +56,14 @@ export function createTrend(store) {
       svg("line", { class: "grid", x1: LEFT, x2: WIDTH - RIGHT, y1: y(p), y2: y(p) }),
       svg("text", { class: "tick", x: LEFT - 6, y: y(p) + 4, "text-anchor": "end" }, `${100 * p} %`),
     ]);
-    const ticks = node.iterations.map(({ t }) =>
+    const ticks = node.beliefs.map(({ t }) =>
       svg(
         "text",
         { class: t === now ? "tick now" : "tick", x: x(t), y: HEIGHT - 4, "text-anchor": "middle" },
         String(t),
       ),
     );
-    const best = node.iterations.map(({ t, marginal }) => {
+    const best = node.beliefs.map(({ t, marginal }) => {
       const id = largest(marginal);
       return `t = ${t}: ${model.classes[id].name} ${percent(marginal[id])}`;
     });
@@ -92,11 +92,13 @@ export function createTrend(store) {
  */
 function spread(names) {
   const sorted = [...names].sort((a, b) => a.y - b.y);
-  for (let i = 1; i < sorted.length; i += 1) sorted[i].y = Math.max(sorted[i].y, sorted[i - 1].y + APART);
+  for (let i = 1; i < sorted.length; i += 1) {
+    sorted[i].y = Math.max(sorted[i].y, sorted[i - 1].y + LINE_HEIGHT);
+  }
   let lowest = HEIGHT - BOTTOM;
   for (const name of sorted.reverse()) {
     name.y = Math.min(name.y, lowest);
-    lowest = name.y - APART;
+    lowest = name.y - LINE_HEIGHT;
   }
   return sorted;
 }

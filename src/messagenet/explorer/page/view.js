@@ -29,7 +29,7 @@ export function createView(store, session) {
   store.on(["models"], () => {
     fill(model, ...state.models.map(({ id }) => h("option", { value: id }, id)));
     model.value = state.model;
-    byId("model-field").hidden = state.models.length < 2;
+    byId("model-field").hidden = !state.models.length;
   });
   store.on(["model"], () => {
     model.value = state.model;

@@ -1,10 +1,10 @@
 /** The chosen class's logit as a sum: the unary message, then the messages of each relation. */
 
+import { relationSwatch } from "./colour.js";
 import { byId, fill, figure, h } from "./dom.js";
 import { addUp, decimals, signed } from "./format.js";
 import { inQuestion, parts } from "./messages.js";
 import { modelShown } from "./session.js";
-import { relationSwatch } from "./swatch.js";
 
 /** @param {import("./types.js").Store} store */
 export function createWaterfall(store) {
@@ -36,7 +36,7 @@ export function createWaterfall(store) {
     rival.value = state.rival === null ? "" : String(state.rival);
 
     const list = parts(state);
-    const total = inQuestion(state)(node.after.logits);
+    const total = inQuestion(state)(node.belief.logits);
     const ends = list.reduce((sums, { value }) => [...sums, sums[sums.length - 1] + value], [0]);
     const digits = decimals(Math.max(...ends.map(Math.abs)), 6, 3);
     const values = list.map(({ value }) => value);
@@ -44,10 +44,10 @@ export function createWaterfall(store) {
     const [low, high] = [Math.min(...ends), Math.max(...ends)];
     const span = high - low || 1;
     /** @param {number} value */
-    const place = (value) => (value - low) / span;
+    const position = (value) => (value - low) / span;
 
     const rows = list.map(({ name, form, value, senders, style }, i) => {
-      const note = form === "unary" ? "what it sees itself" : senderNote(form, senders);
+      const note = form === "unary" ? "from its own features" : senderNote(form, senders);
       return h(
         "tr",
         { "data-factor": name },
@@ -63,7 +63,7 @@ export function createWaterfall(store) {
             h("span", {}, name, h("small", {}, note)),
           ),
         ),
-        track(place(ends[i]), place(ends[i + 1]), place(0), value < 0 ? "against" : "for"),
+        track(position(ends[i]), position(ends[i + 1]), position(0), value < 0 ? "against" : "for"),
         h("td", { class: "number" }, figure(value, signed(shown[i], digits), { class: "part" })),
       );
     });
@@ -74,7 +74,7 @@ export function createWaterfall(store) {
         "tr",
         { class: "sum" },
         h("th", { scope: "row" }, state.rival === null ? "= logit" : "= difference of logits"),
-        track(place(0), place(total), place(0), "total"),
+        track(position(0), position(total), position(0), "total"),
         h("td", { class: "number" }, figure(total, signed(total, digits), { class: "total" })),
       ),
     );
@@ -87,13 +87,13 @@ export function createWaterfall(store) {
  * @param {number} senders
  */
 function senderNote(form, senders) {
-  if (!senders) return "nobody is there to send";
+  if (!senders) return "no senders";
   if (form === "box") return `one message from a box of ${senders}`;
   return senders === 1 ? "1 message" : `${senders} messages`;
 }
 
 /**
- * A bar from one place to another, 0 to 1, with the axis at zero and a line down to where the next starts.
+ * A bar from one position to another, 0 to 1, with the axis at zero and a line down to where the next starts.
  *
  * @param {number} from
  * @param {number} to

@@ -1,17 +1,8 @@
-"""The kernels of a fully connected CRF: how much two pixels have to do with each other.
+"""Filters of a fully connected CRF: the matrix of one kernel on one image, never written out.
 
-    Gaussian     k(i, j) = exp(−|p_i − p_j|² / 2σ_p²)                              smoothness
-    Bilateral    k(i, j) = exp(−|p_i − p_j|² / 2σ_p² − |c_i − c_j|² / 2σ_c²)       appearance
+    A = diag(post) · k · diag(pre)        k(i, j) = exp(−|f_i − f_j|² / 2) between all pixels, the diagonal included
 
-with positions p in pixels and colours c in 0..255 (Krähenbühl & Koltun, "Efficient inference in fully connected
-CRFs with Gaussian edge potentials", NIPS 2011, eq. 3). Every kernel is exp(−|f_i − f_j|² / 2) of features f, so a
-sum over all pixels is a Gaussian filter in the space of features.
-
-What a filter is: the matrix of one kernel on one image, never written out.
-
-    A = diag(post) · k · diag(pre)              k(i, j) between all pixels, the diagonal included
-
-The normalisation says which scales stand on either side of the kernel, with d = k·1 its row sums:
+The normalisation sets which scales stand on either side of the kernel, with d = k·1 its row sums:
 
 | name      | pre   | post  | used by                                                |
 |-----------|-------|-------|--------------------------------------------------------|
@@ -20,31 +11,24 @@ The normalisation says which scales stand on either side of the kernel, with d =
 | before    | 1/d   | 1     | the transpose of `after`                               |
 | none      | 1     | 1     | Krähenbühl & Koltun 2011 as written                    |
 
-The filter by its definition, every pixel against every pixel: the reference for the fast ones.
+`ExactFilter` is the definition, every pixel against every pixel in O(N²) time: the reference for the fast ones. Rows of
+the kernel are computed a block at a time, so memory is bounded.
 
-    (A v)_i = post_i Σ_j exp(−|f_i − f_j|² / 2) pre_j v_j
+`SpatialFilter` is the spatial kernel on a grid of pixels, exp(−(dy² + dx²) / 2σ²) = exp(−dy² / 2σ²) · exp(−dx² / 2σ²):
+the kernel, its row sums and the scales of any normalisation are products of a vertical and a horizontal part. Distances
+beyond 4σ are left out: less than 1e-4 of the kernel's sum, where the permutohedral lattice is off by several per cent.
+It costs 2·(8σ + 1) multiply-adds per pixel and class, never more than 2·(H + W).
 
-O(N²) time; rows of the kernel are computed a block at a time and forgotten, so memory is bounded.
-
-The spatial kernel on a grid of pixels: one direction after the other.
-
-    exp(−(dy² + dx²) / 2σ²) = exp(−dy² / 2σ²) · exp(−dx² / 2σ²)
-
-so the kernel, its row sums and the scales of any normalisation are products of a vertical and a horizontal part.
-Distances beyond 4σ are left out: less than 1e-4 of the kernel's sum, where the permutohedral lattice is off by
-several per cent. One filter costs 2·(8σ + 1) multiply-adds per pixel and class, never more than 2·(H + W).
-
-The filter of any kernel through the permutohedral lattice, in time linear in the pixels.
+`LatticeFilter` is any kernel through the permutohedral lattice, in time linear in the pixels (Adams, Baek & Davis,
+"Fast high-dimensional filtering using the permutohedral lattice", Eurographics 2010):
 
     A ≈ diag(post) · Sᵀ B_d ⋯ B_1 B_0 S · diag(pre) / (1 + 2^−d)
 
 S splats every pixel onto the d + 1 vertices of its simplex with barycentric weights, B_j blurs along axis j with
 (½, 1, ½), Sᵀ slices (reads the vertices back), and the last factor makes the response of a pixel that lies on a
 vertex to itself 1, like the kernel's. The transpose blurs in reverse order. Absent vertices pass nothing on, so the
-B_j do not quite commute and A is not quite symmetric.
-
-How near it is, on a 32×40 image with 5 classes (σ_p = 20, σ_c = 13, and a spatial kernel with σ_p = 3), as the
-largest difference of a marginal:
+B_j do not quite commute and A is not quite symmetric. The largest difference of a marginal, on a 32×40 image with 5
+classes (σ_p = 20, σ_c = 13, and a spatial kernel with σ_p = 3):
 
 | mean-field iterations                      | 1      | 5      | 10     |
 |--------------------------------------------|--------|--------|--------|
@@ -54,16 +38,13 @@ largest difference of a marginal:
 
 The average difference to the exact marginals is 5e-4 after one iteration and 3e-6 later; no label differs.
 
-Where pixels lie in the permutohedral lattice (Adams, Baek & Davis, "Fast high-dimensional filtering using the
-permutohedral lattice", Eurographics 2010).
-
 The lattice A*_d tiles d-dimensional space with simplices of one shape, d + 1 vertices each. It is written in d + 1
-coordinates that sum to zero; vertices have integer ones, all congruent modulo d + 1. To place features f:
+coordinates that sum to zero; vertices have integer ones, all congruent modulo d + 1. To locate features f:
 
-1. elevate them to that hyperplane, y = E·f, so stretched that the blur below has standard deviation 1 (§3.1);
+1. elevate them to that hyperplane, y = E·f, so stretched that the blur has standard deviation 1 (§3.1);
 2. round every y_i to the nearest multiple of d + 1, and rank the remainders; moving the coordinates with the
    extreme ranks by d + 1 until the sum is zero gives the nearest vertex with remainder 0;
-3. that vertex and the ranks name the simplex; the differences of consecutive remainders are the barycentric
+3. that vertex and the ranks determine the simplex; the differences of consecutive remainders are the barycentric
    weights of its vertices.
 
 The lattice is sparse: only vertices of simplices with a pixel in them exist. A vertex is one integer, its first d
@@ -75,7 +56,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from importlib.util import find_spec
 from typing import Literal, Protocol
 
 import torch
@@ -84,76 +64,8 @@ from torch.nn import functional
 
 from messagenet.errors import InputError
 
-
-@dataclass(frozen=True)
-class Gaussian:
-    """Pixels near each other agree; the defaults are DeepLab's.
-
-    Attributes:
-        weight: how much the kernel counts, unless `DenseMeanField.run` is given weights.
-        position: σ_p, in pixels.
-    """
-
-    weight: float = 3.0
-    position: float = 3.0
-
-    def __post_init__(self) -> None:
-        _check(self, "position")
-
-    def features(self, image: Tensor) -> Tensor:
-        """(H·W, 2) features of the pixels of an image (3, H, W), x first, in float64."""
-        return (_positions(image) / self.position).T
-
-
-@dataclass(frozen=True)
-class Bilateral:
-    """Pixels near each other and of like colour agree; the defaults are DeepLab's.
-
-    Attributes:
-        weight: how much the kernel counts, unless `DenseMeanField.run` is given weights.
-        position: σ_p, in pixels.
-        colour: σ_c, in units of 0..255 although images are 0..1, as everyone states it.
-    """
-
-    weight: float = 10.0
-    position: float = 80.0
-    colour: float = 13.0
-
-    def __post_init__(self) -> None:
-        _check(self, "position", "colour")
-
-    def features(self, image: Tensor) -> Tensor:
-        """(H·W, 5) features of the pixels of an image (3, H, W) in 0..1: x, y, red, green, blue, in float64."""
-        colours = image.detach().double().flatten(1) * (255 / self.colour)  # (3, N)
-        return torch.cat([_positions(image) / self.position, colours]).T
-
-
-Kernel = Gaussian | Bilateral
-
-
-def _check(kernel: Kernel, *lengths: str) -> None:
-    for name in lengths:
-        if not (getattr(kernel, name) > 0 and math.isfinite(getattr(kernel, name))):
-            raise InputError(
-                f"{name} of {type(kernel).__name__} is {getattr(kernel, name)}; give a positive standard deviation"
-            )
-    if not math.isfinite(kernel.weight):
-        raise InputError(f"weight of {type(kernel).__name__} is {kernel.weight}; give a finite number")
-
-
-def _positions(image: Tensor) -> Tensor:
-    """(2, H·W) x and y of every pixel, rows first."""
-    height, width = image.shape[-2:]
-    rows = torch.arange(height, dtype=torch.float64, device=image.device)
-    columns = torch.arange(width, dtype=torch.float64, device=image.device)
-    y, x = torch.meshgrid(rows, columns, indexing="ij")
-    return torch.stack([x.flatten(), y.flatten()])
-
-
 Normalisation = Literal["symmetric", "after", "before", "none"]
-NORMALISATIONS: tuple[Normalisation, ...] = ("symmetric", "after", "before", "none")
-Backend = Literal["auto", "numba", "torch"]
-BACKENDS: tuple[Backend, ...] = ("auto", "numba", "torch")
+FilterBackend = Literal["auto", "numba", "torch"]
 
 
 class Filter(Protocol):
@@ -174,7 +86,7 @@ class Filter(Protocol):
         ...
 
     def diagonal(self) -> Tensor:
-        """(N,) the diagonal of A: what a pixel sends to itself."""
+        """(N,) the diagonal of A: the weight of a pixel in its own sum."""
         ...
 
 
@@ -195,11 +107,9 @@ def scales(normalisation: Normalisation, sums: Tensor) -> tuple[Tensor, Tensor]:
     return one, one
 
 
-def uses_numba(backend: Backend, device: torch.device) -> bool:
-    """Whether the compiled CPU kernels run: on the CPU, where Numba is installed, unless told otherwise."""
-    return backend == "numba" or (
-        backend == "auto" and device.type == "cpu" and find_spec("numba") is not None
-    )
+def uses_numba(backend: FilterBackend, device: torch.device) -> bool:
+    """Whether the compiled kernels run: by default on the CPU."""
+    return backend == "numba" or (backend == "auto" and device.type == "cpu")
 
 
 ENTRIES = 1 << 22  # of the kernel, in memory at once
@@ -232,9 +142,7 @@ class ExactFilter:
         rows = max(1, ENTRIES // len(values))
         for start in range(0, len(values), rows):
             block = slice(start, start + rows)
-            distance = torch.cdist(
-                self.features[block], self.features, compute_mode="donot_use_mm_for_euclid_dist"
-            )
+            distance = torch.cdist(self.features[block], self.features, compute_mode="donot_use_mm_for_euclid_dist")
             part = (-0.5 * distance.square()).exp() @ weighted * post[block, None]
             out[block] = out[block] + part if add else part
 
@@ -243,7 +151,7 @@ class ExactFilter:
         return self.pre * self.post
 
 
-REACH = 4.0  # standard deviations
+MAX_DEVIATIONS = 4.0  # distance at which the spatial kernel ends
 
 
 class SpatialFilter:
@@ -256,16 +164,11 @@ class SpatialFilter:
     """
 
     def __init__(
-        self,
-        size: tuple[int, int],
-        position: float,
-        normalisation: Normalisation,
-        like: Tensor,
-        compiled: bool,
+        self, size: tuple[int, int], position: float, normalisation: Normalisation, ref: Tensor, compiled: bool
     ) -> None:
         self.compiled = compiled
         self.size = size
-        self.rows, self.columns = (_Axis(length, position, normalisation, like) for length in size)
+        self.rows, self.columns = (_Axis(length, position, normalisation, ref) for length in size)
 
     def apply(
         self, values: Tensor, weights: Tensor, out: Tensor, *, add: bool = False, transpose: bool = False
@@ -303,24 +206,24 @@ class SpatialFilter:
 class _Axis:
     """The kernel along one direction: its values at distances 0, 1, …, and the scales before and after it."""
 
-    def __init__(self, length: int, position: float, normalisation: Normalisation, like: Tensor) -> None:
-        radius = min(math.ceil(REACH * position), length - 1)
-        distance = torch.arange(radius + 1, dtype=torch.float64, device=like.device)
+    def __init__(self, length: int, position: float, normalisation: Normalisation, ref: Tensor) -> None:
+        radius = min(math.ceil(MAX_DEVIATIONS * position), length - 1)
+        distance = torch.arange(radius + 1, dtype=torch.float64, device=ref.device)
         taps = (-0.5 * (distance / position).square()).exp()
         one_sided = taps.cumsum(0)
-        places = torch.arange(length, device=like.device)
-        behind, ahead = places.clamp_max(radius), (length - 1 - places).clamp_max(radius)
+        positions = torch.arange(length, device=ref.device)
+        behind, ahead = positions.clamp_max(radius), (length - 1 - positions).clamp_max(radius)
         pre, post = scales(normalisation, one_sided[behind] + one_sided[ahead] - taps[0])
         self.length = length
-        self.taps = taps.to(like)
-        self.scales = (pre.to(like), post.to(like))
-        self.diagonal = (pre * post).to(like)
+        self.taps = taps.to(ref)
+        self.scales = (pre.to(ref), post.to(ref))
+        self.diagonal = (pre * post).to(ref)
 
     @cached_property
     def matrix(self) -> Tensor:
-        """(length, length) the kernel between all places, scaled."""
-        places = torch.arange(self.length, device=self.taps.device)
-        apart = (places[:, None] - places).abs()
+        """(length, length) the kernel between all positions, scaled."""
+        positions = torch.arange(self.length, device=self.taps.device)
+        apart = (positions[:, None] - positions).abs()
         reached = functional.pad(self.taps, (0, self.length - len(self.taps)))
         return self.scales[1][:, None] * reached[apart] * self.scales[0]
 
@@ -330,7 +233,7 @@ class Lattice:
     """A lattice around the pixels of one image.
 
     Attributes:
-        vertices: (N, d + 1) int32 numbers of the vertices of each pixel's simplex.
+        vertices: (N, d + 1) int32 indices of the vertices of each pixel's simplex.
         weights: (N, d + 1) float64 barycentric weights: positive, summing to 1.
         neighbours: (d + 1, 2, vertices) int32 the vertices ahead and behind on every axis; their count if absent.
     """
@@ -346,7 +249,7 @@ class Lattice:
 
 
 def build_lattice(features: Tensor, *, compiled: bool) -> Lattice:
-    """The lattice of features (N, d) in float64, by Numba's kernel or in plain torch: the same up to numbering.
+    """The lattice of features (N, d) in float64, by Numba's kernel or in plain torch: the same but for vertex order.
 
     >>> lattice = build_lattice(torch.zeros(4, 2, dtype=torch.float64), compiled=False)
     >>> lattice.size, lattice.weights[0].tolist()
@@ -362,38 +265,32 @@ def build_lattice(features: Tensor, *, compiled: bool) -> Lattice:
         return _compiled_lattice(features, scale, low, strides, ahead)
     keys, weights = locate(features, scale, low, strides)
     known, vertices = torch.unique(keys, return_inverse=True)
-    found = torch.stack(
-        [torch.stack([_find(known, known + step), _find(known, known - step)]) for step in ahead]
-    )
+    found = torch.stack([torch.stack([_find(known, known + step), _find(known, known - step)]) for step in ahead])
     return Lattice(vertices.int(), weights, found.int())
 
 
-def _compiled_lattice(
-    features: Tensor, scale: Tensor, low: Tensor, strides: Tensor, ahead: Tensor
-) -> Lattice:
-    from messagenet.inference.dense import kernels as simplices
+def _compiled_lattice(features: Tensor, scale: Tensor, low: Tensor, strides: Tensor, ahead: Tensor) -> Lattice:
+    from messagenet.inference.dense.kernels import find_neighbours, locate_pixels
 
     pixels, corners = len(features), len(strides)
     vertices = torch.empty(pixels, corners, dtype=torch.int32)
     weights = torch.empty(pixels, corners, dtype=torch.float64)
     arguments = [part.numpy() for part in (features.T.contiguous(), scale, low, strides, vertices, weights)]
-    table, keys = simplices.locate(*arguments)
+    table, keys = locate_pixels(*arguments)
     neighbours = torch.empty(corners, 2, len(keys), dtype=torch.int32)
-    simplices.neighbours(table, keys, ahead.numpy(), neighbours.numpy())
+    find_neighbours(table, keys, ahead.numpy(), neighbours.numpy())
     return Lattice(vertices, weights, neighbours)
 
 
 def _find(known: Tensor, wanted: Tensor) -> Tensor:
-    """The places of `wanted` numbers in the sorted `known` ones; their count where absent."""
-    place = torch.searchsorted(known, wanted).clamp_max(len(known) - 1)
-    return torch.where(known[place] == wanted, place, len(known))
+    """The indices of `wanted` integers in the sorted `known` ones; their count where absent."""
+    index = torch.searchsorted(known, wanted).clamp_max(len(known) - 1)
+    return torch.where(known[index] == wanted, index, len(known))
 
 
 def _corners_of_box(features: Tensor) -> Tensor:
     """(2^d, d) the corners of the smallest box around the features."""
-    return torch.cartesian_prod(*torch.stack([features.amin(0), features.amax(0)], 1)).view(
-        -1, features.shape[1]
-    )
+    return torch.cartesian_prod(*torch.stack([features.amin(0), features.amax(0)], 1)).view(-1, features.shape[1])
 
 
 def _packing(extremes: Tensor) -> tuple[Tensor, Tensor]:
@@ -456,17 +353,17 @@ def locate(features: Tensor, scale: Tensor, low: Tensor, strides: Tensor) -> tup
 
 
 class LatticeFilter:
-    """One kernel on one image, by its lattice, in the dtype and on the device of `like`.
+    """One kernel on one image, by its lattice, in the dtype and on the device of `ref`.
 
     `compiled` runs Numba's loops, otherwise gathers and scattered additions of torch: the same up to rounding.
     """
 
-    def __init__(self, lattice: Lattice, normalisation: Normalisation, like: Tensor, compiled: bool) -> None:
+    def __init__(self, lattice: Lattice, normalisation: Normalisation, ref: Tensor, compiled: bool) -> None:
         self.compiled = compiled
         self.lattice = lattice
         self._starts: tuple[int, Tensor] | None = None
         corners = lattice.weights.shape[1]
-        weights = lattice.weights.to(like) / (1 + 2.0 ** (1 - corners)) ** 0.5
+        weights = lattice.weights.to(ref) / (1 + 2.0 ** (1 - corners)) ** 0.5
         self.splatting = self.slicing = weights
         ones = torch.ones_like(weights[:, :1])
         sums = torch.empty_like(ones)
@@ -481,54 +378,30 @@ class LatticeFilter:
         """See `Filter.apply`."""
         splatting, slicing = (self.slicing, self.splatting) if transpose else (self.splatting, self.slicing)
         neighbours = self.lattice.neighbours.flip(0) if transpose else self.lattice.neighbours
-        run = self._loops if self.compiled else self._gathers
-        run(values, weights, splatting, neighbours, slicing, add, out)
+        classes, vertices = values.shape[1], self.lattice.vertices
+        lattice = values.new_zeros(self.lattice.size + 1, classes)
+        if self.compiled:
+            from messagenet.inference.dense.kernels import blur, slice_back, splat
 
-    def _gathers(
-        self,
-        values: Tensor,
-        weights: Tensor,
-        splatting: Tensor,
-        neighbours: Tensor,
-        slicing: Tensor,
-        add: bool,
-        out: Tensor,
-    ) -> None:
-        corners = self.lattice.vertices.T
-        lattice = values.new_zeros(self.lattice.size + 1, values.shape[1])
-        for vertices, weight in zip(corners, splatting.T, strict=True):
-            lattice.index_add_(0, vertices, weight[:, None] * values)
+            starts = self._rows(classes).numpy()
+            blurred = torch.empty_like(lattice)
+            blurred[-1] = 0
+            splat(values.view(-1).numpy(), starts, splatting.numpy(), classes, lattice.view(-1).numpy())
+            for ahead, behind in neighbours:
+                blur(lattice.view(-1).numpy(), ahead.numpy(), behind.numpy(), classes, blurred.view(-1).numpy())
+                lattice, blurred = blurred, lattice
+            lattice *= weights
+            slice_back(lattice.view(-1).numpy(), starts, slicing.numpy(), classes, add, out.view(-1).numpy())
+            return
+        for corner, weight in zip(vertices.T, splatting.T, strict=True):
+            lattice.index_add_(0, corner, weight[:, None] * values)
         for ahead, behind in neighbours:
             lattice[:-1] += 0.5 * (lattice.index_select(0, ahead) + lattice.index_select(0, behind))
         lattice *= weights
         if not add:
             out.zero_()
-        for vertices, weight in zip(corners, slicing.T, strict=True):
-            out.addcmul_(weight[:, None], lattice.index_select(0, vertices))
-
-    def _loops(
-        self,
-        values: Tensor,
-        weights: Tensor,
-        splatting: Tensor,
-        neighbours: Tensor,
-        slicing: Tensor,
-        add: bool,
-        out: Tensor,
-    ) -> None:
-        from messagenet.inference.dense.kernels import blur, slice_back, splat
-
-        classes = values.shape[1]
-        starts = self._rows(classes).numpy()
-        source = values.new_zeros(self.lattice.size + 1, classes)
-        target = torch.empty_like(source)
-        target[-1] = 0
-        splat(values.view(-1).numpy(), starts, splatting.numpy(), classes, source.view(-1).numpy())
-        for ahead, behind in neighbours:
-            blur(source.view(-1).numpy(), ahead.numpy(), behind.numpy(), classes, target.view(-1).numpy())
-            source, target = target, source
-        source *= weights
-        slice_back(source.view(-1).numpy(), starts, slicing.numpy(), classes, add, out.view(-1).numpy())
+        for corner, weight in zip(vertices.T, slicing.T, strict=True):
+            out.addcmul_(weight[:, None], lattice.index_select(0, corner))
 
     def _rows(self, classes: int) -> Tensor:
         """(N, d + 1) where the vertices' rows begin in a flat buffer; kept, since classes rarely change."""
@@ -540,11 +413,11 @@ class LatticeFilter:
     def diagonal(self) -> Tensor:
         """See `Filter.diagonal`; exact where no vertex within reach of the blur is absent.
 
-        From a vertex to one s remainders on, the blur has two ways, s steps ahead or d + 1 − s behind, each step
-        worth ½; to itself it has a third, for it may go round either way.
+        From a vertex to one s remainders on, the blur has two paths, s steps ahead or d + 1 − s behind, each step
+        worth ½; to itself it has a third, for it may go round in either direction.
         """
         corners = self.lattice.weights.shape[1]
         remainder = torch.arange(corners, dtype=torch.float64, device=self.splatting.device)
         apart = (remainder[:, None] - remainder).abs()
-        way = 0.5**apart + 0.5 ** (corners - apart) + (apart == 0) * 0.5**corners
-        return torch.einsum("nc,cd,nd->n", self.splatting, way.to(self.splatting), self.slicing)
+        paths = 0.5**apart + 0.5 ** (corners - apart) + (apart == 0) * 0.5**corners
+        return torch.einsum("nc,cd,nd->n", self.splatting, paths.to(self.splatting), self.slicing)

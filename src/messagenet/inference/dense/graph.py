@@ -1,45 +1,32 @@
-"""The fully connected graph of a batch of images: every pixel tied to every other, by Gaussian kernels.
+"""The fully connected graph of a batch of images: every pixel is a neighbour of every other, through Gaussian kernels.
 
-The graph holds what does not change between runs (the images' filters) apart from what does (potentials, weights,
-compatibility): building a lattice costs more than an iteration of mean field.
+    Gaussian     k(i, j) = exp(−|p_i − p_j|² / 2σ_p²)                              smoothness
+    Bilateral    k(i, j) = exp(−|p_i − p_j|² / 2σ_p² − |c_i − c_j|² / 2σ_c²)       appearance
 
-What all pixels say to each pixel, and how it depends on what they say, the weights and the compatibility.
+with positions p in pixels and colours c in 0..255 (Krähenbühl & Koltun, "Efficient inference in fully connected
+CRFs with Gaussian edge potentials", NIPS 2011, eq. 3). Every kernel is exp(−|f_i − f_j|² / 2) of features f, so a
+sum over all pixels is a Gaussian filter in the space of features (see `filters`).
 
-    gathered_i(l) = Σ_m w_m(l) Σ_j A_m(i, j) q_j(l)
-    message_i(k)  = −Σ_l μ(k, l) gathered_i(l)                    to be added to the log-potentials
-
-With Potts compatibility, μ = 1 − I, the message is gathered_i(k) less a number that is the same for all classes k,
-which a softmax ignores: it is left out, and no matrix is multiplied.
-
-The message is linear in q, and the filters A_m act on pixels while w and μ act on classes. So with g the gradient
-for the message and h_m = A_mᵀ g, every other gradient follows from one transposed filter per kernel and q itself:
-
-    dq = −Σ_m (h_m μ) diag(w_m)      C_m(k, l) = Σ_i h_m,i(k) q_i(l)
-    dμ = −Σ_m C_m diag(w_m)          dw_m(l)   = −Σ_k μ(k, l) C_m(k, l)
-
-Only q is kept from the forward pass, and the softmax that made it keeps that very tensor already.
+The graph holds the images' filters, which stay the same between runs, apart from potentials, weights and compatibility,
+which do not: building a lattice costs more than an iteration of mean field.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Literal, get_args
+from dataclasses import dataclass
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from messagenet.errors import InputError, nearest
 from messagenet.inference.dense.filters import (
-    BACKENDS,
-    NORMALISATIONS,
-    Backend,
-    Bilateral,
     ExactFilter,
     Filter,
-    Gaussian,
-    Kernel,
+    FilterBackend,
     Lattice,
     LatticeFilter,
     Normalisation,
@@ -48,138 +35,116 @@ from messagenet.inference.dense.filters import (
     uses_numba,
 )
 
-WORTH_A_THREAD = 1 << 16  # numbers in a batch
+
+@dataclass(frozen=True)
+class Gaussian:
+    """Pixels near each other agree; the defaults are DeepLab's.
+
+    Attributes:
+        weight: of the kernel; `DenseMeanField.run(weights=…)` overrides it.
+        position: σ_p, in pixels.
+    """
+
+    weight: float = 3.0
+    position: float = 3.0
+
+    def __post_init__(self) -> None:
+        _check(self, "position")
+
+    def features(self, image: Tensor) -> Tensor:
+        """(H·W, 2) features of the pixels of an image (3, H, W), x first, in float64."""
+        return (_positions(image) / self.position).T
+
+
+@dataclass(frozen=True)
+class Bilateral:
+    """Pixels near each other and of similar colour agree; the defaults are DeepLab's.
+
+    Attributes:
+        weight: of the kernel; `DenseMeanField.run(weights=…)` overrides it.
+        position: σ_p, in pixels.
+        colour: σ_c, in units of 0..255 although images are 0..1, as in the literature.
+    """
+
+    weight: float = 10.0
+    position: float = 80.0
+    colour: float = 13.0
+
+    def __post_init__(self) -> None:
+        _check(self, "position", "colour")
+
+    def features(self, image: Tensor) -> Tensor:
+        """(H·W, 5) features of the pixels of an image (3, H, W) in 0..1: x, y, red, green, blue, in float64."""
+        colours = image.detach().double().flatten(1) * (255 / self.colour)  # (3, N)
+        return torch.cat([_positions(image) / self.position, colours]).T
+
+
+Kernel = Gaussian | Bilateral
+
+
+def _check(kernel: Kernel, *lengths: str) -> None:
+    for name in lengths:
+        if not (getattr(kernel, name) > 0 and math.isfinite(getattr(kernel, name))):
+            raise InputError(
+                f"{name} of {type(kernel).__name__} is {getattr(kernel, name)}; give a positive standard deviation"
+            )
+    if not math.isfinite(kernel.weight):
+        raise InputError(f"weight of {type(kernel).__name__} is {kernel.weight}; give a finite number")
+
+
+def _positions(image: Tensor) -> Tensor:
+    """(2, H·W) x and y of every pixel, rows first."""
+    height, width = image.shape[-2:]
+    rows = torch.arange(height, dtype=torch.float64, device=image.device)
+    columns = torch.arange(width, dtype=torch.float64, device=image.device)
+    y, x = torch.meshgrid(rows, columns, indexing="ij")
+    return torch.stack([x.flatten(), y.flatten()])
+
+
+WORTH_A_THREAD = 1 << 16  # entries of a batch
 Filters = tuple[tuple[Filter, ...], ...]  # by image, by kernel
 
 
 def for_each_image(work: Callable[[int], None], batch: Tensor) -> None:
-    """Calls `work` with the number of every image of a batch, without gradients.
+    """Calls `work` with the index of every image of a batch, without gradients.
 
-    Images are shared out to as many threads as torch may use, unless they are too small to be worth it.
+    Large batches are split over as many threads as torch may use.
     """
 
-    def quietly(image: int) -> None:
-        with torch.no_grad():  # every thread has a switch of its own
+    def work_without_grad(image: int) -> None:
+        with torch.no_grad():  # the mode belongs to a thread
             work(image)
 
     threads = min(torch.get_num_threads(), len(batch)) if batch.numel() > WORTH_A_THREAD else 1
     if threads == 1:
         for image in range(len(batch)):
-            quietly(image)
+            work_without_grad(image)
         return
     with ThreadPoolExecutor(threads, thread_name_prefix="messagenet") as pool:
-        list(pool.map(quietly, range(len(batch))))
+        list(pool.map(work_without_grad, range(len(batch))))
 
 
-def message_into(
-    filters: Sequence[Filter],
-    probabilities: Tensor,
-    weights: Tensor,
-    compatibility: Tensor | None,
-    out: Tensor,
-) -> None:
-    """Sets `out` to the message in one image, without a gradient; both are (N, K), weights (kernels, K)."""
-    gathered = out if compatibility is None else torch.empty_like(out)
-    _gather(filters, probabilities, weights, gathered)
-    if compatibility is not None:
-        torch.mm(gathered, -compatibility.T, out=out)
-
-
-def _gather(
-    filters: Sequence[Filter], values: Tensor, weights: Tensor, out: Tensor, transpose: bool = False
-) -> None:
-    for number, (filter_, weight) in enumerate(zip(filters, weights, strict=True)):
-        filter_.apply(values, weight, out, add=number > 0, transpose=transpose)
-
-
-class _Interaction(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, probabilities: Tensor, weights: Tensor, compatibility: Tensor | None, filters: Filters
-    ) -> Tensor:
-        ctx.save_for_backward(probabilities, weights, compatibility)
-        ctx.filters = filters
-        out = torch.empty_like(probabilities)
-        for_each_image(
-            lambda image: message_into(
-                filters[image], probabilities[image], weights, compatibility, out[image]
-            ),
-            out,
-        )
-        return out
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None, None]:
-        probabilities, weights, compatibility = ctx.saved_tensors
-        _, for_weights, for_compatibility, _ = ctx.needs_input_grad
-        grad = grad.contiguous()
-        if compatibility is None and not for_weights:
-            return _sent_back(ctx.filters, grad, weights), None, None, None
-
-        to_probabilities, to_weights = torch.zeros_like(grad), torch.empty_like(weights)
-        to_compatibility = torch.zeros_like(compatibility) if for_compatibility else None
-        plain = torch.ones_like(weights[:1])
-        for number, weight in enumerate(weights):
-            back = _sent_back([of_image[number : number + 1] for of_image in ctx.filters], grad, plain)
-            pairs = back.flatten(0, 1).T @ probabilities.flatten(0, 1)  # (K, K)
-            if compatibility is None:
-                to_weights[number] = pairs.diagonal()
-                to_probabilities.addcmul_(back, weight)
-                continue
-            to_weights[number] = -(compatibility * pairs).sum(0)
-            if to_compatibility is not None:
-                to_compatibility.addcmul_(pairs, weight, value=-1)
-            to_probabilities.addcmul_(back @ compatibility, weight, value=-1)
-        return to_probabilities, to_weights, to_compatibility, None
-
-
-def _sent_back(filters: Sequence[Sequence[Filter]], grad: Tensor, weights: Tensor) -> Tensor:
-    """(B, N, K) Σ_m (A_mᵀ g) diag(w_m)."""
-    out = torch.empty_like(grad)
-    for_each_image(
-        lambda image: _gather(filters[image], grad[image], weights, out[image], transpose=True), out
-    )
-    return out
-
-
-def interact(
-    filters: Filters, probabilities: Tensor, weights: Tensor, compatibility: Tensor | None
-) -> Tensor:
-    """(B, N, K) the message to every pixel, differentiable in the three tensors.
-
-    Args:
-        filters: by image, by kernel.
-        probabilities: (B, N, K).
-        weights: (kernels, K).
-        compatibility: (K, K), or None for Potts.
-    """
-    result: Tensor = _Interaction.apply(probabilities, weights, compatibility, filters)  # type: ignore[no-untyped-call]
-    return result
-
-
-Method = Literal["fast", "exact"]
-METHODS: tuple[Method, ...] = ("fast", "exact")
+DenseMethod = Literal["fast", "exact"]
 DEEPLAB = (Gaussian(), Bilateral())
 
 
 class DenseGraph:
-    """The pixels of some images of one size, and how strongly each two of an image are tied.
+    """The pixels of some images of one size, and the kernels between every two pixels of an image.
 
-    Filters are built on the first run and used again by later ones, whatever their weights; the images must not be
-    written to before.
+    Filters are built on the first run and reused by later ones, whatever their weights; the images must not be
+    modified before.
 
     >>> graph = DenseGraph(torch.zeros(2, 3, 4, 5))
     >>> graph.num_images, graph.size, len(graph.kernels)
     (2, (4, 5), 2)
 
     Attributes:
-        kernels: what ties two pixels.
+        kernels: between every two pixels.
         num_images: images in the batch.
         size: height and width of each.
         batched: whether a batch was given, rather than one image.
         device: where the images are, and the potentials have to be.
-        compiled: whether filters run in Numba's loops.
+        compiled: whether filters run in Numba's kernels.
     """
 
     def __init__(
@@ -187,9 +152,9 @@ class DenseGraph:
         images: Tensor,
         kernels: Sequence[Kernel] = DEEPLAB,
         *,
-        method: Method = "fast",
+        method: DenseMethod = "fast",
         normalisation: Normalisation = "symmetric",
-        backend: Backend = "auto",
+        backend: FilterBackend = "auto",
     ) -> None:
         """Checks the arguments and keeps the images; nothing is computed yet.
 
@@ -201,9 +166,9 @@ class DenseGraph:
             backend: "numba" or "torch" to force the fast filters' code; "auto" takes Numba on the CPU.
         """
         for name, value, known in (
-            ("method", method, METHODS),
-            ("normalisation", normalisation, NORMALISATIONS),
-            ("backend", backend, BACKENDS),
+            ("method", method, get_args(DenseMethod)),
+            ("normalisation", normalisation, get_args(Normalisation)),
+            ("backend", backend, get_args(FilterBackend)),
         ):
             if value not in known:
                 raise InputError(f'{name} "{value}" is not known; {nearest(value, known)}')
@@ -216,7 +181,7 @@ class DenseGraph:
         self.num_images = len(self._images)
         self.size = (images.shape[-2], images.shape[-1])
         self.device = images.device
-        self.method: Method = method
+        self.method: DenseMethod = method
         self.normalisation: Normalisation = normalisation
         self.compiled = uses_numba(backend, self.device)
         if self.compiled and self.device.type != "cpu":
@@ -227,30 +192,28 @@ class DenseGraph:
     def filters(self, dtype: torch.dtype) -> Filters:
         """The operators of every kernel, by image, for values of this dtype."""
         if dtype not in self._filters:
-            like = torch.empty(0, dtype=dtype, device=self.device)
+            ref = torch.empty(0, dtype=dtype, device=self.device)
             shared: dict[Kernel, Filter] = {
-                kernel: SpatialFilter(self.size, kernel.position, self.normalisation, like, self.compiled)
+                kernel: SpatialFilter(self.size, kernel.position, self.normalisation, ref, self.compiled)
                 for kernel in self.kernels
                 if isinstance(kernel, Gaussian) and self.method == "fast"
             }
             built: dict[int, tuple[Filter, ...]] = {}
 
             def work(image: int) -> None:
-                built[image] = tuple(
-                    shared.get(kernel) or self._filter(image, kernel, like) for kernel in self.kernels
-                )
+                built[image] = tuple(shared.get(kernel) or self._filter(image, kernel, ref) for kernel in self.kernels)
 
             for_each_image(work, self._images)
             self._filters[dtype] = tuple(built[image] for image in range(self.num_images))
         return self._filters[dtype]
 
-    def _filter(self, image: int, kernel: Kernel, like: Tensor) -> Filter:
+    def _filter(self, image: int, kernel: Kernel, ref: Tensor) -> Filter:
         features = kernel.features(self._images[image])
         if self.method == "exact":
-            return ExactFilter(features.to(like), self.normalisation)
+            return ExactFilter(features.to(ref), self.normalisation)
         if (image, kernel) not in self._lattices:
             self._lattices[image, kernel] = build_lattice(features, compiled=self.compiled)
-        return LatticeFilter(self._lattices[image, kernel], self.normalisation, like, self.compiled)
+        return LatticeFilter(self._lattices[image, kernel], self.normalisation, ref, self.compiled)
 
 
 def _check_images(images: Tensor) -> None:

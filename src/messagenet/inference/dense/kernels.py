@@ -1,31 +1,27 @@
-"""CPU kernels of the lattice filter, compiled by Numba on first use and cached on disk.
+"""CPU kernels of the dense CRF, compiled by Numba on first use and cached on disk.
 
-Values are flat buffers of (pixels, classes) and (vertices + 1, classes), classes last: the innermost loops run over
-contiguous numbers, and the lattice of a photograph is small enough for the processor's cache. The last row of the
-lattice is zero and stands for every absent neighbour. `starts` say where in the lattice's buffer the rows begin of
-the vertices around a pixel.
+All values are flat buffers with classes last, so that the innermost loops run over contiguous numbers.
 
-CPU kernel that finds the simplex of every pixel, compiled by Numba on first use and cached on disk.
+**Locating pixels.** `filters.locate` defines what `locate_pixels` computes; the arithmetic is the same, operation by
+operation, so that both find the same vertices even for a pixel on the border of two simplices. Vertices are kept in a
+hash table with open addressing under one integer each and are listed in the order in which pixels meet them, which puts
+the vertices of neighbouring pixels near each other. Pixels beside each other often share vertices: those are not looked
+up again.
 
-`lattice.locate` says what is computed; the arithmetic here is the same, operation by operation, so that both name
-the same vertices even for a pixel on the border of two simplices. Vertices are kept in a hash table with open
-addressing under one integer each and are numbered in the order in which pixels meet them, which puts the vertices
-of neighbouring pixels near each other. Pixels beside each other often share vertices: those are not looked up again.
+**Lattice filter.** The lattice is (vertices + 1, classes), small enough for the processor's cache. Its last row is zero
+and stands for every absent neighbour. `starts` are the offsets in that buffer of the vertices around a pixel.
 
-CPU kernels of the softmax over few classes in float32, compiled by Numba on first use and cached on disk.
+**Spatial filter.** A shift by dx columns is a shift by dx·classes numbers, so both directions are plain vector loops,
+limited by reading: the horizontal pass adds three pairs of taps in each sweep over a block in cache, the vertical one
+takes four rows to four rows, sixteen multiply-adds for eight numbers read.
+
+**Softmax** over few classes in float32:
 
     exp(x) = 2^n · exp(f),    n = round(x / ln 2),    f = x − n·ln 2,    |f| ≤ ln(2) / 2
 
 with a polynomial for exp(f) (relative error 1e-7) and 2^n written straight into the exponent's bits: nothing but
 additions, multiplications and shifts over long contiguous runs, whatever the number of classes. For 21 classes, whose
 rows do not fill whole vector registers, it takes half the time of torch's.
-
-CPU kernels of the spatial filter, compiled by Numba on first use and cached on disk.
-
-Values are flat buffers of (rows, columns, classes). One row is a contiguous run of numbers, and a shift by dx
-columns is a shift by dx·classes numbers, so both directions are plain vector loops. What limits them is reading:
-the horizontal pass adds three pairs of taps in each sweep over a block in cache, the vertical one takes four rows
-to four rows, sixteen multiply-adds for eight numbers read.
 """
 
 # Numba reads these functions, mypy cannot: their arguments are numpy arrays and integers.
@@ -38,6 +34,150 @@ from numba import float32, int32, njit, uint64
 
 # Indices are unsigned: Numba then leaves out its test for negative ones, and the loops vectorise.
 _compiled = njit(nogil=True, cache=True, fastmath={"contract"}, error_model="numpy")
+# A contracted multiply-add rounds differently, and could name another vertex.
+_no_contraction = njit(nogil=True, cache=True, error_model="numpy")
+# Sums and maxima over classes may be taken in any order; the logits are finite.
+_reordered = njit(nogil=True, cache=True, fastmath={"contract", "reassoc", "nnan", "ninf", "nsz"}, error_model="numpy")
+
+BLOCK = 128  # pixels located at a time: they stay in the innermost cache
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio: spreads neighbouring keys over the table
+
+ROW_BLOCK = 1024  # numbers of a row that stay in the innermost cache while all taps are added
+
+PIXELS = 64  # of the softmax at a time: their logits stay in the innermost cache
+LOWEST = np.float32(-60.0)  # no probability below exp(-60): denormal numbers are slow to add
+SHIFTER = np.float32(3 << 22)  # adding it leaves the nearest integer in the lowest bits
+LOG2_E = np.float32(1 / np.log(2))
+LN2_HIGH = np.float32(0.693359375)  # exact in few bits, so that n · LN2_HIGH is exact
+LN2_LOW = np.float32(np.log(2) - 0.693359375)
+C2, C3, C4, C5, C6 = (np.float32(c) for c in (0.5, 0.16666667, 0.041666426, 0.008333133, 0.0013940343))
+
+
+@_no_contraction
+def _slot(table, keys, key):
+    """Where a key is in the table (its size a power of two, -1 for free entries), or the free entry for it."""
+    mask = table.size - 1
+    slot = np.int64((uint64(key) * _GOLDEN) >> uint64(32)) & mask
+    while table[slot] >= 0 and keys[table[slot]] != key:
+        slot = (slot + 1) & mask
+    return slot
+
+
+@_no_contraction
+def _enlarge(table, keys, count):
+    table = np.full(table.size * 4, -1, np.int32)
+    for index in range(count):
+        table[_slot(table, keys, keys[index])] = index
+    longer = np.empty(table.size // 2, np.int64)
+    for index in range(count):
+        longer[index] = keys[index]
+    return table, longer
+
+
+@_no_contraction
+def _round(features, scale, start, size, elevated, nearest, rank):
+    """Coordinates of some pixels in the hyperplane, their nearest vertex with remainder 0, and their ranks.
+
+    All are (d + 1, BLOCK) in float64, pixels last, so that the loops over pixels vectorise.
+    """
+    corners = elevated.shape[0]
+    d = corners - 1
+    for p in range(size):
+        elevated[0, p] = 0.0
+        rank[d, p] = 0.0
+    for j in range(d, 0, -1):
+        for p in range(size):
+            step = features[j - 1, start + p] * scale[j - 1]
+            elevated[j, p] = elevated[0, p] - j * step
+            elevated[0, p] += step
+    for i in range(corners):
+        for p in range(size):
+            multiple = np.floor(elevated[i, p] / corners + 0.5)
+            rank[d, p] += multiple
+            nearest[i, p] = multiple * corners
+    for i in range(d):
+        for p in range(size):
+            rank[i, p] = rank[d, p]
+    for i in range(d):
+        for j in range(i + 1, corners):
+            for p in range(size):
+                smaller = elevated[i, p] - nearest[i, p] < elevated[j, p] - nearest[j, p]
+                rank[i, p] += 1.0 if smaller else 0.0
+                rank[j, p] += 0.0 if smaller else 1.0
+    for i in range(corners):
+        for p in range(size):
+            moved = (corners if rank[i, p] < 0 else 0.0) - (corners if rank[i, p] > d else 0.0)
+            rank[i, p] += moved
+            nearest[i, p] += moved
+
+
+@_no_contraction
+def locate_pixels(features, scale, low, strides, vertices, weights):
+    """Fills the vertex indices and the barycentric weights of every pixel.
+
+    Args:
+        features: (d, N) of every pixel.
+        scale: (d,) lengths of the lattice's axes.
+        low: (d + 1,) subtracted from a vertex's coordinates before they are packed into one integer.
+        strides: (d + 1,) the factors of the coordinates in that integer.
+        vertices: (N, d + 1) indices of the vertices, to be filled.
+        weights: (N, d + 1) barycentric weights, to be filled.
+
+    Returns:
+        The hash table and the packed coordinates of the vertices by index, for `find_neighbours`.
+    """
+    d, pixels = features.shape
+    corners = d + 1
+    table, keys, count = np.full(1 << 16, -1, np.int32), np.empty(1 << 15, np.int64), 0
+    elevated, nearest = np.empty((corners, BLOCK)), np.empty((corners, BLOCK))
+    ranks = np.empty((corners, BLOCK))
+    by_rank, bary = np.empty(corners, np.int64), np.empty(corners + 1)
+    last_key, last_index = np.full(corners, -1, np.int64), np.zeros(corners, np.int32)
+    total = strides.sum()
+    for start in range(0, pixels, BLOCK):
+        size = min(BLOCK, pixels - start)
+        _round(features, scale, start, size, elevated, nearest, ranks)
+        for p in range(size):
+            for c in range(corners + 1):
+                bary[c] = 0.0
+            key = 0
+            for i in range(corners):
+                rank = np.int64(ranks[i, p])
+                part = (elevated[i, p] - nearest[i, p]) / corners
+                bary[d - rank] += part
+                bary[corners - rank] -= part
+                by_rank[rank] = strides[i]
+                key += (np.int64(nearest[i, p]) - low[i]) * strides[i]
+            bary[0] += 1.0 + bary[corners]
+            for r in range(corners):
+                if r > 0:
+                    key += total - corners * by_rank[corners - r]
+                if key != last_key[r]:
+                    slot = _slot(table, keys, key)
+                    if table[slot] < 0:
+                        if count == keys.size:
+                            table, keys = _enlarge(table, keys, count)
+                            slot = _slot(table, keys, key)
+                        table[slot] = count
+                        keys[count] = key
+                        count += 1
+                    last_key[r], last_index[r] = key, table[slot]
+                vertices[start + p, r] = last_index[r]
+                weights[start + p, r] = bary[r]
+    return table, keys[:count]
+
+
+@_no_contraction
+def find_neighbours(table, keys, offsets, found):
+    """Fills `found` (d + 1, 2, vertices): the vertices one step ahead and behind on every axis, or their count."""
+    count = keys.size
+    found[:] = count
+    for axis in range(offsets.size):
+        for vertex in range(count):
+            ahead = table[_slot(table, keys, keys[vertex] + offsets[axis])]
+            if ahead >= 0:
+                found[axis, 0, vertex] = ahead
+                found[axis, 1, ahead] = vertex
 
 
 @_compiled
@@ -92,240 +232,6 @@ def slice_back(lattice, starts, weights, classes, add, out):
             weight, start = weights[row, uint64(c)], uint64(starts[row, uint64(c)])
             for k in range(classes):
                 out[i + uint64(k)] += weight * lattice[start + uint64(k)]
-
-
-# No fast mathematics: a contracted multiply-add rounds differently, and could name another vertex.
-_compiled = njit(nogil=True, cache=True, error_model="numpy")
-
-BLOCK = 128  # pixels at a time: what is known of them stays in the innermost cache
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio: spreads neighbouring keys over the table
-
-
-@_compiled
-def _slot(table, keys, key):
-    """Where a key is in the table (a power of two of key numbers, -1 for free), or the free place for it."""
-    mask = table.size - 1
-    slot = np.int64((uint64(key) * _GOLDEN) >> uint64(32)) & mask
-    while table[slot] >= 0 and keys[table[slot]] != key:
-        slot = (slot + 1) & mask
-    return slot
-
-
-@_compiled
-def _enlarged(table, keys, count):
-    table = np.full(table.size * 4, -1, np.int32)
-    for number in range(count):
-        table[_slot(table, keys, keys[number])] = number
-    longer = np.empty(table.size // 2, np.int64)
-    for number in range(count):
-        longer[number] = keys[number]
-    return table, longer
-
-
-@_compiled
-def _round(features, scale, start, size, elevated, nearest, rank):
-    """Coordinates of some pixels in the hyperplane, their nearest vertex with remainder 0, and their ranks.
-
-    All are (d + 1, BLOCK) in float64, pixels last, so that the loops over pixels vectorise.
-    """
-    corners = elevated.shape[0]
-    d = corners - 1
-    for p in range(size):
-        elevated[0, p] = 0.0
-        rank[d, p] = 0.0
-    for j in range(d, 0, -1):
-        for p in range(size):
-            step = features[j - 1, start + p] * scale[j - 1]
-            elevated[j, p] = elevated[0, p] - j * step
-            elevated[0, p] += step
-    for i in range(corners):
-        for p in range(size):
-            multiple = np.floor(elevated[i, p] / corners + 0.5)
-            rank[d, p] += multiple
-            nearest[i, p] = multiple * corners
-    for i in range(d):
-        for p in range(size):
-            rank[i, p] = rank[d, p]
-    for i in range(d):
-        for j in range(i + 1, corners):
-            for p in range(size):
-                smaller = elevated[i, p] - nearest[i, p] < elevated[j, p] - nearest[j, p]
-                rank[i, p] += 1.0 if smaller else 0.0
-                rank[j, p] += 0.0 if smaller else 1.0
-    for i in range(corners):
-        for p in range(size):
-            moved = (corners if rank[i, p] < 0 else 0.0) - (corners if rank[i, p] > d else 0.0)
-            rank[i, p] += moved
-            nearest[i, p] += moved
-
-
-@_compiled
-def locate(features, scale, low, strides, vertices, weights):
-    """Fills the vertex numbers and the barycentric weights of every pixel.
-
-    Args:
-        features: (d, N) what places a pixel.
-        scale: (d,) lengths of the lattice's axes.
-        low: (d + 1,) subtracted from a vertex's coordinates before they are packed into one integer.
-        strides: (d + 1,) the factors of the coordinates in that integer.
-        vertices: (N, d + 1) numbers of the vertices, to be filled.
-        weights: (N, d + 1) barycentric weights, to be filled.
-
-    Returns:
-        The hash table and the packed coordinates of the vertices by number, for `neighbours`.
-    """
-    d, pixels = features.shape
-    corners = d + 1
-    table, keys, count = np.full(1 << 16, -1, np.int32), np.empty(1 << 15, np.int64), 0
-    elevated, nearest = np.empty((corners, BLOCK)), np.empty((corners, BLOCK))
-    ranks = np.empty((corners, BLOCK))
-    by_rank, bary = np.empty(corners, np.int64), np.empty(corners + 1)
-    last_key, last_number = np.full(corners, -1, np.int64), np.zeros(corners, np.int32)
-    total = strides.sum()
-    for start in range(0, pixels, BLOCK):
-        size = min(BLOCK, pixels - start)
-        _round(features, scale, start, size, elevated, nearest, ranks)
-        for p in range(size):
-            for c in range(corners + 1):
-                bary[c] = 0.0
-            key = 0
-            for i in range(corners):
-                rank = np.int64(ranks[i, p])
-                part = (elevated[i, p] - nearest[i, p]) / corners
-                bary[d - rank] += part
-                bary[corners - rank] -= part
-                by_rank[rank] = strides[i]
-                key += (np.int64(nearest[i, p]) - low[i]) * strides[i]
-            bary[0] += 1.0 + bary[corners]
-            for r in range(corners):
-                if r > 0:
-                    key += total - corners * by_rank[corners - r]
-                if key != last_key[r]:
-                    slot = _slot(table, keys, key)
-                    if table[slot] < 0:
-                        if count == keys.size:
-                            table, keys = _enlarged(table, keys, count)
-                            slot = _slot(table, keys, key)
-                        table[slot] = count
-                        keys[count] = key
-                        count += 1
-                    last_key[r], last_number[r] = key, table[slot]
-                vertices[start + p, r] = last_number[r]
-                weights[start + p, r] = bary[r]
-    return table, keys[:count]
-
-
-@_compiled
-def neighbours(table, keys, offsets, found):
-    """Fills `found` (d + 1, 2, vertices): the vertices one step ahead and behind on every axis, or their count."""
-    count = keys.size
-    found[:] = count
-    for axis in range(offsets.size):
-        for vertex in range(count):
-            ahead = table[_slot(table, keys, keys[vertex] + offsets[axis])]
-            if ahead >= 0:
-                found[axis, 0, vertex] = ahead
-                found[axis, 1, ahead] = vertex
-
-
-_compiled = njit(nogil=True, cache=True, fastmath={"contract"}, error_model="numpy")
-# Sums and maxima over classes may be taken in any order; the logits are finite.
-_reordered = njit(
-    nogil=True, cache=True, fastmath={"contract", "reassoc", "nnan", "ninf", "nsz"}, error_model="numpy"
-)
-
-PIXELS = 64  # at a time: their logits stay in the innermost cache
-LOWEST = np.float32(-60.0)  # no probability below exp(-60): numbers without leading digits are slow to add
-SHIFTER = np.float32(3 << 22)  # adding it leaves the nearest integer in the lowest bits
-LOG2_E = np.float32(1 / np.log(2))
-LN2_HIGH = np.float32(0.693359375)  # exact in few bits, so that n · LN2_HIGH is exact
-LN2_LOW = np.float32(np.log(2) - 0.693359375)
-C2, C3, C4, C5, C6 = (np.float32(c) for c in (0.5, 0.16666667, 0.041666426, 0.008333133, 0.0013940343))
-
-
-@_reordered
-def _less_maximum(values, pixels, classes):
-    for p in range(pixels):
-        i = uint64(p * classes)
-        largest = values[i]
-        for k in range(1, classes):
-            largest = max(largest, values[i + uint64(k)])
-        for k in range(classes):
-            values[i + uint64(k)] -= largest
-
-
-@_compiled
-def _exponential(values, size, powers, bits):
-    """values ← exp(values) for values ≤ 0; `powers` and `bits` are one buffer, as float32 and as int32."""
-    for k in range(size):
-        j = uint64(k)
-        x = max(values[j], LOWEST)
-        shifted = x * LOG2_E + SHIFTER
-        n = shifted - SHIFTER
-        f = (x - n * LN2_HIGH) - n * LN2_LOW
-        powers[j] = shifted
-        values[j] = ((((C6 * f + C5) * f + C4) * f + C3) * f + C2) * f * f + (f + float32(1))
-    for k in range(size):
-        bits[uint64(k)] = (bits[uint64(k)] + int32(127)) << int32(23)
-    for k in range(size):
-        values[uint64(k)] *= powers[uint64(k)]
-
-
-@_reordered
-def _shares(values, pixels, classes, out, start):
-    for p in range(pixels):
-        i, j = uint64(p * classes), uint64(start + p * classes)
-        total = float32(0)
-        for k in range(classes):
-            total += values[i + uint64(k)]
-        factor = float32(1) / total
-        for k in range(classes):
-            out[j + uint64(k)] = factor * values[i + uint64(k)]
-
-
-@_compiled
-def softmax(potentials, message, classes, out):
-    """out = softmax(potentials + message) over the classes of every pixel.
-
-    Args:
-        potentials: Flat (pixels, classes), float32.
-        message: Likewise; an empty array for zero.
-        classes: Their number.
-        out: Likewise.
-    """
-    values, bits = np.empty(PIXELS * classes, np.float32), np.empty(PIXELS * classes, np.int32)
-    powers = bits.view(np.float32)
-    for start in range(0, potentials.size, PIXELS * classes):
-        size = min(PIXELS * classes, potentials.size - start)
-        if message.size > 0:
-            for k in range(size):
-                j = uint64(start + k)
-                values[uint64(k)] = potentials[j] + message[j]
-        else:
-            for k in range(size):
-                values[uint64(k)] = potentials[uint64(start + k)]
-        _less_maximum(values, size // classes, classes)
-        _exponential(values, size, powers, bits)
-        _shares(values, size // classes, classes, out, start)
-
-
-@_reordered
-def softmax_gradient(probabilities, gradient, classes, out):
-    """out = q ⊙ (g − q·g) for every pixel: the gradient for the logits."""
-    for p in range(probabilities.size // classes):
-        i = uint64(p * classes)
-        total = float32(0)
-        for k in range(classes):
-            total += probabilities[i + uint64(k)] * gradient[i + uint64(k)]
-        for k in range(classes):
-            j = i + uint64(k)
-            out[j] = probabilities[j] * (gradient[j] - total)
-
-
-# Indices are unsigned: Numba then leaves out its test for negative ones, and the loops vectorise.
-_compiled = njit(nogil=True, cache=True, fastmath={"contract"}, error_model="numpy")
-
-ROW_BLOCK = 1024  # numbers of a row that stay in the innermost cache while all taps are added
 
 
 @_compiled
@@ -440,3 +346,78 @@ def vertical(values, taps, row_scale, tile, add, out):
                     for k in range(size):
                         j = uint64(k)
                         out[i + j] = factor * tile[uint64(start) + j] * total[t + j]
+
+
+@_reordered
+def _subtract_maximum(values, pixels, classes):
+    for p in range(pixels):
+        i = uint64(p * classes)
+        largest = values[i]
+        for k in range(1, classes):
+            largest = max(largest, values[i + uint64(k)])
+        for k in range(classes):
+            values[i + uint64(k)] -= largest
+
+
+@_compiled
+def _exponential(values, size, powers, bits):
+    """values ← exp(values) for values ≤ 0; `powers` and `bits` are one buffer, as float32 and as int32."""
+    for k in range(size):
+        j = uint64(k)
+        x = max(values[j], LOWEST)
+        shifted = x * LOG2_E + SHIFTER
+        n = shifted - SHIFTER
+        f = (x - n * LN2_HIGH) - n * LN2_LOW
+        powers[j] = shifted
+        values[j] = ((((C6 * f + C5) * f + C4) * f + C3) * f + C2) * f * f + (f + float32(1))
+    for k in range(size):
+        bits[uint64(k)] = (bits[uint64(k)] + int32(127)) << int32(23)
+    for k in range(size):
+        values[uint64(k)] *= powers[uint64(k)]
+
+
+@_reordered
+def _divide_by_sum(values, pixels, classes, out, start):
+    for p in range(pixels):
+        i, j = uint64(p * classes), uint64(start + p * classes)
+        total = float32(0)
+        for k in range(classes):
+            total += values[i + uint64(k)]
+        factor = float32(1) / total
+        for k in range(classes):
+            out[j + uint64(k)] = factor * values[i + uint64(k)]
+
+
+@_compiled
+def softmax_rows(potentials, message, classes, out):
+    """out = softmax(potentials + message) over the classes of every pixel.
+
+    All three are flat (pixels, classes) in float32; an empty message stands for zero.
+    """
+    values, bits = np.empty(PIXELS * classes, np.float32), np.empty(PIXELS * classes, np.int32)
+    powers = bits.view(np.float32)
+    for start in range(0, potentials.size, PIXELS * classes):
+        size = min(PIXELS * classes, potentials.size - start)
+        if message.size > 0:
+            for k in range(size):
+                j = uint64(start + k)
+                values[uint64(k)] = potentials[j] + message[j]
+        else:
+            for k in range(size):
+                values[uint64(k)] = potentials[uint64(start + k)]
+        _subtract_maximum(values, size // classes, classes)
+        _exponential(values, size, powers, bits)
+        _divide_by_sum(values, size // classes, classes, out, start)
+
+
+@_reordered
+def softmax_gradient(probabilities, gradient, classes, out):
+    """out = q ⊙ (g − q·g) for every pixel: the gradient for the logits."""
+    for p in range(probabilities.size // classes):
+        i = uint64(p * classes)
+        total = float32(0)
+        for k in range(classes):
+            total += probabilities[i + uint64(k)] * gradient[i + uint64(k)]
+        for k in range(classes):
+            j = i + uint64(k)
+            out[j] = probabilities[j] * (gradient[j] - total)

@@ -1,38 +1,41 @@
 """Mean field in a fully connected CRF (Krähenbühl & Koltun, NIPS 2011), differentiable, any number of images.
 
-The CRF ties every two pixels i < j of an image:
+The CRF has a pairwise factor for every two pixels i < j of an image:
 
     log P(y) = Σ_i u_i(y_i) − Σ_{i<j} Σ_m k_m(i, j) M_m(y_i, y_j) − log Z,       M_m(k, l) = μ(k, l) w_m(l)
 
 with compatibility μ (Potts: 1 − I), kernel weights w_m, per class or the same for all, and kernels k_m normalised
-as the graph says. Starting from q = softmax(u), an iteration renews all pixels at once:
+as the graph says. Starting from q = softmax(u), an iteration updates all pixels at once:
 
-    q_i ← softmax_k( u_i(k) − Σ_l μ(k, l) Σ_m w_m(l) Σ_j k_m(i, j) q_j(l) )
+    gathered_i(l) = Σ_m w_m(l) Σ_j A_m(i, j) q_j(l)
+    message_i(k)  = −Σ_l μ(k, l) gathered_i(l)
+    q_i           ← softmax(u_i + message_i)
 
-As in everyone's code the sum includes j = i, so a pixel is also tied to its own last belief. The lower bound
+As in all published code the sum includes j = i, so a pixel also depends on its own last belief. With μ = 1 − I and one
+weight per kernel these are the updates of pydensecrf with `PottsCompatibility(w_m)`; with learned μ and w those of
+CRF-RNN (Zheng et al., ICCV 2015). With Potts compatibility the message is gathered_i(k) less a number that is the same
+for all classes k, which a softmax ignores: it is left out, and no matrix is multiplied.
+
+The message is linear in q, and the filters A_m act on pixels while w and μ act on classes. So with g the gradient
+for the message and h_m = A_mᵀ g, every other gradient follows from one transposed filter per kernel and q itself:
+
+    dq = −Σ_m (h_m μ) diag(w_m)      C_m(k, l) = Σ_i h_m,i(k) q_i(l)
+    dμ = −Σ_m C_m diag(w_m)          dw_m(l)   = −Σ_k μ(k, l) C_m(k, l)
+
+Only q is stored by the forward pass, and the softmax that made it stores that very tensor already.
+
+The lower bound
 
     log Z ≥ Σ_i E_q[u_i] + H(q_i) − ½ Σ_m Σ_{i≠j} k_m(i, j) q_iᵀ M_m q_j
 
-does not include it: it is the bound of the CRF above, in which pixels are tied to others only (of its symmetric part
-½(M_m + M_mᵀ), where M_m is not symmetric, since a pair of pixels has no order). With `method="exact"` it is a true
-bound for every q, converged or not. The fast filters' is that of the kernel they stand for, up to an approximate
-diagonal of the lattice.
-
-With μ = 1 − I and one weight per kernel these are the updates of pydensecrf with `PottsCompatibility(w_m)`; with
-learned μ and w those of CRF-RNN (Zheng et al., ICCV 2015).
-
-What mean field on a dense graph answers.
-
-Probabilities from log-potentials and messages: a softmax over classes with a gradient.
-
-    q = softmax(u + message)
-
-`compiled` asks for the CPU kernel, which is for float32; anything else goes through torch.
+leaves j = i out: it is the bound of the CRF above (of its symmetric part ½(M_m + M_mᵀ), where M_m is not symmetric,
+since a pair of pixels has no order). With `method="exact"` it is a true bound for every q, converged or not. The fast
+filters' is that of the kernel they approximate, up to an approximate diagonal of the lattice.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -42,18 +45,96 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from messagenet.errors import InputError
-from messagenet.inference.dense.filters import uses_numba
-from messagenet.inference.dense.graph import DenseGraph, for_each_image, interact, message_into
+from messagenet.inference.dense.filters import Filter, uses_numba
+from messagenet.inference.dense.graph import DenseGraph, Filters, for_each_image
+from messagenet.inference.engine import check_number
+
+
+def message_into(
+    filters: Sequence[Filter], probabilities: Tensor, weights: Tensor, compatibility: Tensor | None, out: Tensor
+) -> None:
+    """Sets `out` to the message in one image, without a gradient; both are (N, K), weights (kernels, K)."""
+    gathered = out if compatibility is None else torch.empty_like(out)
+    _gather(filters, probabilities, weights, gathered)
+    if compatibility is not None:
+        torch.mm(gathered, -compatibility.T, out=out)
+
+
+def _gather(filters: Sequence[Filter], values: Tensor, weights: Tensor, out: Tensor, transpose: bool = False) -> None:
+    for index, (filter_, weight) in enumerate(zip(filters, weights, strict=True)):
+        filter_.apply(values, weight, out, add=index > 0, transpose=transpose)
+
+
+class _Interaction(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, probabilities: Tensor, weights: Tensor, compatibility: Tensor | None, filters: Filters
+    ) -> Tensor:
+        ctx.save_for_backward(probabilities, weights, compatibility)
+        ctx.filters = filters
+        out = torch.empty_like(probabilities)
+        for_each_image(
+            lambda image: message_into(filters[image], probabilities[image], weights, compatibility, out[image]), out
+        )
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None, None]:
+        probabilities, weights, compatibility = ctx.saved_tensors
+        _, for_weights, for_compatibility, _ = ctx.needs_input_grad
+        grad = grad.contiguous()
+        if compatibility is None and not for_weights:
+            return _transposed(ctx.filters, grad, weights), None, None, None
+
+        to_probabilities, to_weights = torch.zeros_like(grad), torch.empty_like(weights)
+        to_compatibility = torch.zeros_like(compatibility) if for_compatibility else None
+        unit = torch.ones_like(weights[:1])
+        for index, weight in enumerate(weights):
+            back = _transposed([of_image[index : index + 1] for of_image in ctx.filters], grad, unit)
+            pairs = back.flatten(0, 1).T @ probabilities.flatten(0, 1)  # (K, K)
+            if compatibility is None:
+                to_weights[index] = pairs.diagonal()
+                to_probabilities.addcmul_(back, weight)
+                continue
+            to_weights[index] = -(compatibility * pairs).sum(0)
+            if to_compatibility is not None:
+                to_compatibility.addcmul_(pairs, weight, value=-1)
+            to_probabilities.addcmul_(back @ compatibility, weight, value=-1)
+        return to_probabilities, to_weights, to_compatibility, None
+
+
+def _transposed(filters: Sequence[Sequence[Filter]], grad: Tensor, weights: Tensor) -> Tensor:
+    """(B, N, K) Σ_m (A_mᵀ g) diag(w_m)."""
+    out = torch.empty_like(grad)
+    for_each_image(lambda image: _gather(filters[image], grad[image], weights, out[image], transpose=True), out)
+    return out
+
+
+def interact(filters: Filters, probabilities: Tensor, weights: Tensor, compatibility: Tensor | None) -> Tensor:
+    """(B, N, K) the message to every pixel, differentiable in the three tensors.
+
+    Args:
+        filters: by image, by kernel.
+        probabilities: (B, N, K).
+        weights: (kernels, K).
+        compatibility: (K, K), or None for Potts.
+    """
+    result: Tensor = _Interaction.apply(probabilities, weights, compatibility, filters)  # type: ignore[no-untyped-call]
+    return result
 
 
 def softmax_into(potentials: Tensor, message: Tensor | None, out: Tensor, *, compiled: bool) -> None:
-    """Sets `out` to the probabilities, without a gradient; all are (…, K) and contiguous."""
+    """Sets `out` to softmax(potentials + message), without a gradient; all are (…, K) and contiguous.
+
+    `compiled` uses the CPU kernel, which is for float32; anything else goes through torch.
+    """
     if compiled and potentials.dtype == torch.float32:
-        from messagenet.inference.dense import kernels as softmax_loops
+        from messagenet.inference.dense.kernels import softmax_rows
 
         flat = potentials.view(-1).numpy()
         added = flat[:0] if message is None else message.view(-1).numpy()
-        softmax_loops.softmax(flat, added, potentials.shape[-1], out.view(-1).numpy())
+        softmax_rows(flat, added, potentials.shape[-1], out.view(-1).numpy())
     else:
         torch.softmax(potentials if message is None else potentials + message, -1, out=out)
 
@@ -69,17 +150,17 @@ class _Softmax(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None]:
-        from messagenet.inference.dense import kernels as softmax_loops
+        from messagenet.inference.dense.kernels import softmax_gradient
 
         (probabilities,) = ctx.saved_tensors
         out = torch.empty_like(probabilities)
         values, gradient = probabilities.view(-1).numpy(), grad.contiguous().view(-1).numpy()
-        softmax_loops.softmax_gradient(values, gradient, out.shape[-1], out.view(-1).numpy())
+        softmax_gradient(values, gradient, out.shape[-1], out.view(-1).numpy())
         return out, out if ctx.needs_input_grad[1] else None
 
 
 def softmax(potentials: Tensor, message: Tensor | None = None, *, compiled: bool) -> Tensor:
-    """The probabilities, with a gradient for which only they themselves are kept.
+    """The probabilities, with a gradient that stores nothing else.
 
     >>> softmax(torch.tensor([[0.0, 0.0]]), compiled=False)
     tensor([[0.5000, 0.5000]])
@@ -92,16 +173,21 @@ def softmax(potentials: Tensor, message: Tensor | None = None, *, compiled: bool
 
 @dataclass(frozen=True, eq=False)
 class DenseResult:
-    """Beliefs of every pixel; each form of them is computed when first asked for.
+    """Beliefs of every pixel, in the words of `messagenet.inference.Result`; computed on first access.
 
     Attributes:
-        logits: (B, K, H, W), or (K, H, W) for one image: log-marginals up to a number per pixel.
+        logits: (B, K, H, W), or (K, H, W) for one image: log-marginals up to a constant per pixel.
         iterations: how many were run.
+        converged: always False: the number of iterations is fixed and no change is measured.
+        history: empty, for the same reason.
     """
 
     logits: Tensor
     iterations: int
     compute_log_z: Callable[[], Tensor] = field(repr=False)
+    compute_messages: Callable[[], Tensor] = field(repr=False)
+    converged: bool = False
+    history: tuple[float, ...] = ()
 
     @cached_property
     def log_marginals(self) -> Tensor:
@@ -120,8 +206,13 @@ class DenseResult:
         return self.logits.argmax(-3)
 
     @cached_property
+    def messages(self) -> Tensor:
+        """(B, K, H, W) the last message to every pixel, logits less log-potentials."""
+        return self.compute_messages()
+
+    @cached_property
     def log_z(self) -> Tensor:
-        """(B,) mean-field lower bound on log Z: see `mean_field`."""
+        """(B,) mean-field lower bound on log Z."""
         return self.compute_log_z()
 
 
@@ -135,14 +226,17 @@ class DenseMeanField:
     tensor([[0, 0]])
 
     Attributes:
-        iterations: how often all pixels are renewed.
+        iterations: how often all pixels are updated.
     """
 
     iterations: int = 10
 
     def __post_init__(self) -> None:
-        if self.iterations < 1:
-            raise InputError(f"iterations is {self.iterations}; it must be at least 1")
+        if isinstance(self.iterations, DenseGraph):
+            raise InputError(
+                "DenseMeanField takes settings, not a graph; write DenseMeanField().run(graph, potentials)"
+            )
+        check_number("iterations", self.iterations, "at least 1", lambda count: isinstance(count, int) and count >= 1)
 
     def run(
         self,
@@ -167,7 +261,12 @@ class DenseMeanField:
         else:
             problem = problem.detached()
             logits = problem.iterate_in_place(self.iterations)
-        return DenseResult(problem.publish(logits), self.iterations, lambda: problem.bound(logits))
+        return DenseResult(
+            problem.to_user_layout(logits),
+            self.iterations,
+            compute_log_z=lambda: problem.bound(logits),
+            compute_messages=lambda: problem.to_user_layout(logits - problem.potentials),
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -198,7 +297,7 @@ class _Problem:
         return _Problem(self.graph, self.potentials.detach(), self.weights.detach(), compatibility)
 
     def iterate(self, iterations: int) -> Tensor:
-        """(B, N, K) logits, differentiable; the probabilities of every iteration are kept for the gradient."""
+        """(B, N, K) logits, differentiable; the probabilities of every iteration are stored for the gradient."""
         filters, compiled = self.graph.filters(self.potentials.dtype), self.graph.compiled
         message = None
         for _ in range(iterations):
@@ -207,7 +306,7 @@ class _Problem:
         return self.potentials if message is None else self.potentials + message
 
     def iterate_in_place(self, iterations: int) -> Tensor:
-        """The same without a gradient, image by image, so that one image's numbers stay in the cache."""
+        """The same without a gradient, image by image, so that one image's values stay in the cache."""
         filters, compiled = self.graph.filters(self.potentials.dtype), self.graph.compiled
         out = torch.empty_like(self.potentials)
 
@@ -222,7 +321,7 @@ class _Problem:
         for_each_image(work, out)
         return out
 
-    def publish(self, values: Tensor) -> Tensor:
+    def to_user_layout(self, values: Tensor) -> Tensor:
         """(B, N, K) as (B, K, H, W), in `channels_last` memory format; without B for one image."""
         shaped = values.view(len(values), *self.graph.size, -1).permute(0, 3, 1, 2)
         return shaped if self.graph.batched else shaped[0]
@@ -233,8 +332,8 @@ class _Problem:
         log_q = logits.log_softmax(-1)
         q = log_q.exp()
         gathered = interact(filters, q, self.weights, None)
-        for number, weight in enumerate(self.weights):
-            own = torch.stack([of_image[number].diagonal() for of_image in filters])  # (B, N)
+        for index, weight in enumerate(self.weights):
+            own = torch.stack([of_image[index].diagonal() for of_image in filters])  # (B, N)
             gathered = gathered - own[..., None] * q * weight
         compatibility = self.compatibility
         if compatibility is None:
@@ -254,13 +353,9 @@ def _problem(
         raise InputError(f"log_potentials have shape {shape}; for these images give ({wanted})")
     classes, kernels = shape[-3], len(graph.kernels)
     if weights is None:
-        weights = torch.tensor(
-            [kernel.weight for kernel in graph.kernels], dtype=torch.float64, device=graph.device
-        )
+        weights = torch.tensor([kernel.weight for kernel in graph.kernels], dtype=torch.float64, device=graph.device)
     if tuple(weights.shape) not in ((kernels,), (kernels, classes)):
-        raise InputError(
-            f"weights have shape {tuple(weights.shape)}; give ({kernels},) or ({kernels}, {classes})"
-        )
+        raise InputError(f"weights have shape {tuple(weights.shape)}; give ({kernels},) or ({kernels}, {classes})")
     if compatibility is not None and tuple(compatibility.shape) != (classes, classes):
         raise InputError(
             f"compatibility has shape {tuple(compatibility.shape)}; for {classes} classes give ({classes}, {classes})"

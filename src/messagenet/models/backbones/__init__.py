@@ -1,25 +1,23 @@
-"""Feature networks C1 by name, and the ImageNet weights published for them.
-
-A model's json configuration holds the name of its backbone and the options that differ from the defaults, so
-both must be enough to build the same network again:
+"""Feature networks C1, chosen by kind, and the ImageNet weights published for them.
 
     backbone = build_backbone("efficientnet_lite0", width=128)
-    load_pretrained(backbone, "efficientnet_lite0", "package")
+    load_pretrained(backbone, "package")
 
-A network of one's own needs no entry here: see `contract`.
+Any module with `channels` and `stride` serves as well (`base.Backbone`); one with the decorator
+`@register("backbone", "mine")` can be named in configurations and is saved by its name and options.
 """
 
 from __future__ import annotations
 
-import inspect
-import json
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
 
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional
 
 from messagenet.errors import InputError, nearest
-from messagenet.models.backbones.base import IMAGENET_MEAN, IMAGENET_STD, Backbone, check_backbone
+from messagenet.models.backbones.base import IMAGENET_MEAN, IMAGENET_STD, Backbone
 from messagenet.models.backbones.efficientnet_lite import (
     EfficientNetLite,
     EfficientNetLite0,
@@ -31,88 +29,113 @@ from messagenet.models.backbones.fused import fused
 from messagenet.models.backbones.hand_crafted import HandCrafted
 from messagenet.models.backbones.tiny import Tiny
 from messagenet.models.backbones.vgg16 import VGG16, load_vgg16
+from messagenet.settings import KIND, Spec, build, component, find, kinds
 
 __all__ = [
-    "BACKBONES",
     "IMAGENET_MEAN",
     "IMAGENET_STD",
-    "PRETRAINED",
     "VGG16",
     "Backbone",
     "EfficientNetLite",
     "EfficientNetLite0",
     "EfficientNetLite1",
     "EfficientNetLite2",
+    "HandCrafted",
+    "Levels",
     "Tiny",
+    "as_levels",
     "build_backbone",
-    "check_backbone",
     "fused",
+    "level_maps",
+    "level_spec",
     "load_efficientnet_lite",
     "load_pretrained",
     "load_vgg16",
 ]
 
-BACKBONES: dict[str, Callable[..., nn.Module]] = {
-    "vgg16": VGG16,
-    "efficientnet_lite0": EfficientNetLite0,
-    "efficientnet_lite1": EfficientNetLite1,
-    "efficientnet_lite2": EfficientNetLite2,
-    "tiny": Tiny,
-    "hand_crafted": HandCrafted,
+LEVEL_OPTIONS: dict[str, dict[str, Any]] = {
+    **{f"efficientnet_lite{size}": {"output_stride": 32, "levels": [3, 5, 7]} for size in range(3)},
+    "vgg16": {"scales": [1.0]},
 }
-"""The feature networks that `build_backbone` knows."""
-
-PRETRAINED: dict[str, Callable[[nn.Module, str | Path], list[str]]] = {
-    "vgg16": load_vgg16,
-    "efficientnet_lite0": load_efficientnet_lite,
-    "efficientnet_lite1": load_efficientnet_lite,
-    "efficientnet_lite2": load_efficientnet_lite,
-}
-"""What loads published weights into each; a loader returns the parameters that keep their random values."""
+"""What backbones need to show maps at strides 8, 16 and 32."""
+_POOL3, _POOL4, _POOL5 = 17, 24, 30  # layers of VGG-16 up to and with pool3 and pool4, and without pool5
 
 
-def build_backbone(name: str, **options: object) -> nn.Module:
+def build_backbone(kind: str, **values: Any) -> nn.Module:
     """Builds a feature network.
-
-    Args:
-        name: A key of `BACKBONES`.
-        **options: Arguments of its class, restricted to what json can hold, because they are saved so.
 
     >>> build_backbone("tiny", width=16).channels
     16
     >>> build_backbone("tiny", widht=16)
     Traceback (most recent call last):
-    messagenet.errors.InputError: the backbone tiny has no option "widht": did you mean "width"?
+    messagenet.errors.InputError: there is no setting "backbone.widht" for tiny: did you mean "width"?
     """
-    if name not in BACKBONES:
-        raise InputError(f'there is no backbone "{name}": {nearest(name, BACKBONES)}')
-    known = inspect.signature(BACKBONES[name]).parameters
-    for option, value in options.items():
-        if option not in known:
-            raise InputError(f'the backbone {name} has no option "{option}": {nearest(option, known)}')
-        try:
-            json.dumps(value)
-        except (TypeError, ValueError) as error:
-            raise InputError(
-                f"{option} = {value!r} cannot be saved as json: use plain numbers and lists"
-            ) from error
-    return BACKBONES[name](**options)
+    backbone: nn.Module = build("backbone", {KIND: kind, **values})
+    return backbone
 
 
-def load_pretrained(backbone: nn.Module, name: str, source: str | Path) -> list[str]:
+def load_pretrained(backbone: nn.Module, source: str | Path) -> list[str]:
     """Fills a feature network with published weights.
 
     Args:
-        backbone: What `build_backbone(name, ...)` returned.
-        name: A key of `PRETRAINED`.
-        source: A file of weights, or a word that the loader knows: "torch.hub" for vgg16, "package" for
+        backbone: The network to fill.
+        source: A file of weights, or a word that the network knows: "torch.hub" for vgg16, "package" for
             efficientnet_lite0, 1 and 2.
 
     Returns:
         The names of the parameters that keep their random values.
     """
-    if name not in PRETRAINED:
+    load = getattr(backbone, "load_pretrained", None)
+    if load is None:
+        published = [kind for kind in kinds("backbone") if hasattr(find("backbone", kind), "load_pretrained")]
+        name = getattr(backbone, "config", {KIND: type(backbone).__name__})[KIND]
+        raise InputError(f'there are no published weights for the backbone "{name}": {nearest(name, published)}')
+    left: list[str] = load(source)
+    return left
+
+
+@runtime_checkable
+class Levels(Protocol):
+    """A feature network that shows its intermediate maps."""
+
+    def level_maps(self, images: Tensor) -> Sequence[Tensor]:
+        """Maps of normalised images (B, 3, H, W), finest first, each half as large as the one before."""
+        ...
+
+
+def level_spec(backbone: str | Spec) -> dict[str, Any]:
+    """A backbone with maps at strides 8, 16 and 32, unless its options say otherwise."""
+    full = component("backbone", backbone)
+    defaults = component("backbone", full[KIND])
+    changed = {name: value for name, value in full.items() if value != defaults[name]}
+    return {**full, **LEVEL_OPTIONS.get(full[KIND], {}), **changed}
+
+
+def as_levels(backbone: nn.Module) -> nn.Module:
+    """A backbone whose levels are read one by one: what would fuse them is left out."""
+    if isinstance(backbone, EfficientNetLite):
+        backbone.fusion = nn.ModuleDict()
+    elif isinstance(backbone, VGG16):
+        if len(backbone.scales) > 1:
+            raise InputError(f"FCN-8s looks at one scale; give vgg16 scales=[1.0], not {list(backbone.scales)}")
+    elif not isinstance(backbone, Levels):
         raise InputError(
-            f'there are no published weights for the backbone "{name}": {nearest(name, PRETRAINED)}'
+            f"the backbone {type(backbone).__name__} has no maps at strides 8, 16 and 32, which FCN-8s adds up; "
+            "choose efficientnet_lite0 or vgg16"
         )
-    return PRETRAINED[name](backbone, source)
+    return backbone
+
+
+def level_maps(backbone: nn.Module, images: Tensor) -> list[Tensor]:
+    """The maps at strides 8, 16 and 32 of images whose sides are multiples of 32.
+
+    VGG-16 shows pool3, pool4, and block 6 on a pool5 of stride 2; EfficientNet-Lite its stages 3, 5 and 7.
+    """
+    if isinstance(backbone, VGG16):
+        layers, block6 = backbone.features, backbone.block6[0]
+        pool3 = layers[:_POOL3](images)  # (B, 256, H/8, W/8)
+        pool4 = layers[_POOL3:_POOL4](pool3)  # (B, 512, H/16, W/16)
+        pool5 = functional.max_pool2d(layers[_POOL4:_POOL5](pool4), 2)  # (B, 512, H/32, W/32)
+        return [pool3, pool4, block6(pool5)]
+    assert isinstance(backbone, Levels)
+    return list(backbone.level_maps(images))

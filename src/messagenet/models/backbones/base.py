@@ -36,7 +36,7 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 
 
 class Backbone(Protocol):
-    """The shape of a feature network, for type checkers; `check_backbone` is its counterpart at run time."""
+    """The shape of a feature network, for type checkers."""
 
     @property
     def channels(self) -> int:
@@ -54,28 +54,6 @@ class Backbone(Protocol):
     def __call__(self, images: Tensor) -> Tensor:
         """Maps normalised images (B, 3, H, W) to features (B, channels, h, w)."""
         ...
-
-
-def check_backbone(module: object) -> None:
-    """Refuses a module that cannot serve as a feature network, naming what it lacks.
-
-    >>> from torch import nn
-    >>> check_backbone(nn.Conv2d(3, 8, 1))
-    Traceback (most recent call last):
-    messagenet.errors.InputError: the backbone Conv2d has no attribute "channels": set it to the number of ...
-    """
-    kind = type(module).__name__
-    if not isinstance(module, nn.Module):
-        raise InputError(f"the backbone must be a torch.nn.Module, not {kind}")
-    for attribute, kinds, meaning in (
-        ("channels", (int,), "the number of channels of its feature map"),
-        ("stride", (int, float), "the number of image pixels per node"),
-    ):
-        value = getattr(module, attribute, None)
-        if value is None:
-            raise InputError(f'the backbone {kind} has no attribute "{attribute}": set it to {meaning}')
-        if isinstance(value, bool) or not isinstance(value, kinds) or value <= 0:
-            raise InputError(f"the backbone {kind} has {attribute} = {value!r}: set it to {meaning}")
 
 
 def positive_integer(option: str, value: object) -> int:
@@ -125,12 +103,7 @@ def check_state_dict(content: object, origin: str) -> dict[str, Tensor]:
 
 
 def fill(
-    module: nn.Module,
-    source: Mapping[str, Tensor],
-    names: Mapping[str, str],
-    *,
-    ignored: Sequence[str],
-    origin: str,
+    module: nn.Module, source: Mapping[str, Tensor], names: Mapping[str, str], *, ignored: Sequence[str], origin: str
 ) -> list[str]:
     """Copies tensors into a module, all of them or none.
 

@@ -14,7 +14,7 @@ changed here turns a classifier into a feature network:
 **Dilation.** At stride 16 the last halving is left out and the later depthwise kernels are dilated by two
 instead (Chen et al., DeepLab, arXiv 1606.00915). One node in four then has exactly the classifier's features.
 
-**Levels.** Deep stages know what, shallow stages know where. The `levels` (stages 3, 5 and 7 unless told) are
+**Levels.** Deep stages know what, shallow stages know where. The `levels` (stages 3, 5 and 7 by default) are
 each brought to `width` channels by a 1×1 convolution and a batch norm and to the nodes' stride by averaging or
 bilinear interpolation, and are summed: f = ReLU(Σ_l BN(W_l f_l)). A sum of projections is one linear map of all
 levels side by side, so concatenating would add channels but no information; the norms make the levels equally
@@ -24,7 +24,7 @@ random then, so that a backbone that is never trained loses nothing.
 
 **Fine nodes.** `node_stride=8` puts a node on every 8×8 pixels, whatever the stride of the trunk. The trunk at its
 own stride of 32 then costs half of the dilated one, and what stage 7 knows about a place four nodes wide is
-interpolated between them; the filters of a neck let neighbouring nodes settle what that has blurred.
+interpolated between them; the filters of a neck sharpen what that has blurred.
 
 **Any size.** TensorFlow's "SAME" padding puts the odd pixel of a halving after the image, and the published
 kernels have learned to lean the other way. On odd sizes it pads evenly, and what a node sees would move by up
@@ -49,20 +49,15 @@ from dataclasses import dataclass, replace
 from functools import reduce
 from math import ceil
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from messagenet.errors import InputError
-from messagenet.models.backbones.base import (
-    IMAGENET_MEAN,
-    IMAGENET_STD,
-    fill,
-    positive_integer,
-    read_state_dict,
-)
+from messagenet.models.backbones.base import IMAGENET_MEAN, IMAGENET_STD, fill, positive_integer, read_state_dict
+from messagenet.settings import register
 
 
 class ConvolutionNorm(nn.Module):
@@ -136,7 +131,7 @@ class InvertedResidual(nn.Module):
     """Widen, filter each channel in space, narrow; add the input where the shape has stayed the same.
 
     Attributes:
-        left_out: How likely a block with a residual is to be left out for an image of a training batch; when it
+        drop_path: How likely a block with a residual is to be left out for an image of a training batch; when it
             is not, what it adds is divided by the rest of that chance, so that its mean stays the same (stochastic
             depth, Huang et al., arXiv 1603.09382).
     """
@@ -155,7 +150,7 @@ class InvertedResidual(nn.Module):
         super().__init__()
         hidden = inputs * expansion
         self.residual = residual
-        self.left_out = 0.0
+        self.drop_path = 0.0
         self.expand = ConvolutionNorm(inputs, hidden) if expansion > 1 else None
         self.depthwise = ConvolutionNorm(hidden, hidden, kernel, stride, dilation, groups=hidden)
         self.project = ConvolutionNorm(hidden, outputs)
@@ -167,9 +162,9 @@ class InvertedResidual(nn.Module):
         narrow: Tensor = self.project(hidden)
         if not self.residual:
             return narrow
-        if self.training and self.left_out:
-            present = torch.rand(len(x), 1, 1, 1, device=x.device) >= self.left_out
-            narrow = narrow * (present.to(narrow.dtype) / (1 - self.left_out))
+        if self.training and self.drop_path:
+            present = torch.rand(len(x), 1, 1, 1, device=x.device) >= self.drop_path
+            narrow = narrow * (present.to(narrow.dtype) / (1 - self.drop_path))
         return x + narrow
 
 
@@ -242,7 +237,7 @@ class EfficientNetLite(nn.Module):
         width: int = 256,
         levels: Sequence[int] = (3, 5, 7),
         output_stride: int = 16,
-        join: str = "sum",
+        join: Literal["sum", "concat"] = "sum",
         node_stride: int | None = None,
         frozen_norm: bool = False,
         frozen_stages: int = 0,
@@ -286,7 +281,11 @@ class EfficientNetLite(nn.Module):
             module.requires_grad_(False)
         for number, block in enumerate(self.blocks, start=1):
             if isinstance(block, InvertedResidual) and block not in self.frozen:
-                block.left_out = stochastic_depth * number / len(self.blocks)
+                block.drop_path = stochastic_depth * number / len(self.blocks)
+
+    def load_pretrained(self, source: str | Path) -> list[str]:
+        """Fills the trunk with published weights: see `load_efficientnet_lite`."""
+        return load_efficientnet_lite(self, source)
 
     def forward(self, images: Tensor) -> Tensor:
         """Maps images (B, 3, H, W) to features (B, width, ⌈H/stride⌉, ⌈W/stride⌉)."""
@@ -329,18 +328,21 @@ class EfficientNetLite(nn.Module):
         return self
 
 
+@register("backbone", "efficientnet_lite0")
 class EfficientNetLite0(EfficientNetLite):
     """The smallest: 4.7 million weights with its classifier, 75.1% of ImageNet right."""
 
     stages = _STAGES
 
 
+@register("backbone", "efficientnet_lite1")
 class EfficientNetLite1(EfficientNetLite):
     """Deeper: 5.4 million weights with its classifier, 76.7% of ImageNet right."""
 
     stages = _scaled(width=1.0, depth=1.1)
 
 
+@register("backbone", "efficientnet_lite2")
 class EfficientNetLite2(EfficientNetLite):
     """Deeper and wider: 6.1 million weights with its classifier, 77.6% of ImageNet right."""
 
@@ -352,9 +354,7 @@ def _resampled(level: Tensor, projection: nn.Module, rows: int) -> Tensor:
     if level.shape[-2] >= rows:
         projected: Tensor = projection(F.avg_pool2d(level, level.shape[-2] // rows))
         return projected
-    return F.interpolate(
-        projection(level), scale_factor=rows // level.shape[-2], mode="bilinear", align_corners=False
-    )
+    return F.interpolate(projection(level), scale_factor=rows // level.shape[-2], mode="bilinear", align_corners=False)
 
 
 def _trunk(stages: Sequence[_Stage], output_stride: int) -> nn.ModuleList:
@@ -389,9 +389,7 @@ def _checked_levels(levels: Sequence[int]) -> tuple[int, ...]:
     values = levels if isinstance(levels, (list, tuple)) else ()
     stages = [value for value in values if type(value) is int and 1 <= value <= len(_STAGES)]
     if not values or len(set(stages)) < len(values):
-        raise InputError(
-            f"levels must be different stage numbers from 1 to 7 such as [3, 5, 7], not {levels!r}"
-        )
+        raise InputError(f"levels must be different stage numbers from 1 to 7 such as [3, 5, 7], not {levels!r}")
     return tuple(sorted(stages))
 
 
@@ -429,16 +427,11 @@ def load_efficientnet_lite(backbone: nn.Module, source: str | Path) -> list[str]
     if not isinstance(backbone, EfficientNetLite):
         raise InputError(f"EfficientNet-Lite weights need its backbone, not {type(backbone).__name__}")
     path = _packaged_file(backbone) if source == "package" else Path(source)
-    names = {
-        entry: published_name(entry) for entry in backbone.state_dict() if not entry.startswith("fusion.")
-    }
+    names = {entry: published_name(entry) for entry in backbone.state_dict() if not entry.startswith("fusion.")}
     not_built = [
-        f"_blocks.{index}."
-        for index in range(len(backbone.blocks), backbone.blocks_up_to(len(backbone.stages)))
+        f"_blocks.{index}." for index in range(len(backbone.blocks), backbone.blocks_up_to(len(backbone.stages)))
     ]
-    return fill(
-        backbone, read_state_dict(path), names, ignored=(*_PUBLISHED_CLASSIFIER, *not_built), origin=str(path)
-    )
+    return fill(backbone, read_state_dict(path), names, ignored=(*_PUBLISHED_CLASSIFIER, *not_built), origin=str(path))
 
 
 def published_name(entry: str) -> str:

@@ -32,9 +32,7 @@ def fused(network: nn.Module) -> nn.Module:
 
 
 def _applies(network: nn.Module) -> bool:
-    available = torch.backends.mkldnn.is_available() and all(
-        hasattr(torch.ops.mkldnn, name) for name in _OPERATORS
-    )
+    available = torch.backends.mkldnn.is_available() and all(hasattr(torch.ops.mkldnn, name) for name in _OPERATORS)
     parameters = [p for p in network.parameters() if p.is_floating_point()]
     fits = all(p.device.type == "cpu" and p.dtype == torch.float32 for p in parameters)
     return available and fits and any(isinstance(part, ConvolutionNorm) for part in network.modules())

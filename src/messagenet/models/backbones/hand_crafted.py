@@ -23,11 +23,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from messagenet.models.backbones.base import positive_integer
+from messagenet.settings import register
 
 POSITIONS = 4
 _TINY = 1e-8  # keeps derivatives of square roots finite in flat cells
 
 
+@register("backbone", "hand_crafted")
 class HandCrafted(nn.Module):
     """The statistics as a backbone: normalised images in, sixteen numbers per node out.
 

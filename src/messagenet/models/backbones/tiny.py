@@ -18,9 +18,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from messagenet.errors import InputError
-from messagenet.models.backbones.base import positive_integer
+from messagenet.settings import at_least, register
 
 
+@register("backbone", "tiny")
 class Tiny(nn.Module):
     """Edges of 3×3 pixels, gathered over each cell, then mixed within the node.
 
@@ -41,9 +42,10 @@ class Tiny(nn.Module):
 
     def __init__(self, width: int = 32, stride: int = 4) -> None:
         super().__init__()
-        if positive_integer("stride", stride) not in (4, 8):
+        at_least(1, width=width)
+        if stride not in (4, 8):
             raise InputError(f"stride of the tiny backbone must be 4 or 8, not {stride!r}")
-        self.channels = positive_integer("width", width)
+        self.channels = width
         self.stride = stride
         self.receptive_field = stride + 2
         self.edges = nn.Conv2d(3, width, 3, padding=1, padding_mode="replicate")

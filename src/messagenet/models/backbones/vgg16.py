@@ -28,6 +28,7 @@ from torch import Tensor, nn
 
 from messagenet.errors import InputError
 from messagenet.models.backbones.base import check_state_dict, fill, positive_integer, read_state_dict
+from messagenet.settings import register
 
 VGG16_URL = "https://download.pytorch.org/models/vgg16-397923af.pth"
 """ImageNet weights of torchvision's VGG-16 (528 MB), for mean/std-normalised RGB."""
@@ -38,6 +39,7 @@ _TRUNK_CHANNELS = 512
 _SCALE_CHANNELS = 512
 
 
+@register("backbone", "vgg16")
 class VGG16(nn.Module):
     """VGG-16 blocks 1–5 shared by all scales, block 6 for each scale, maps concatenated.
 
@@ -73,9 +75,11 @@ class VGG16(nn.Module):
         self.features = _trunk()
         if not isinstance(block6, bool):
             raise InputError(f"block6 must be true or false, not {block6!r}")
-        self.block6 = nn.ModuleList(
-            _block6(fc6_channels, fc6_kernel) if block6 else nn.Identity() for _ in self.scales
-        )
+        self.block6 = nn.ModuleList(_block6(fc6_channels, fc6_kernel) if block6 else nn.Identity() for _ in self.scales)
+
+    def load_pretrained(self, source: str | Path) -> list[str]:
+        """Fills blocks 1–5, and block 6 where it fits, with published weights: see `load_vgg16`."""
+        return load_vgg16(self, source)
 
     def forward(self, images: Tensor) -> Tensor:
         """Maps images (B, 3, H, W) to features (B, 512·scales, ⌈H/stride⌉, ⌈W/stride⌉)."""
@@ -85,8 +89,7 @@ class VGG16(nn.Module):
         ]
         largest = maps[self.scales.index(max(self.scales))].shape[-2:]
         enlarged = [
-            map_ if map_.shape[-2:] == largest else F.interpolate(map_, largest, mode="bilinear")
-            for map_ in maps
+            map_ if map_.shape[-2:] == largest else F.interpolate(map_, largest, mode="bilinear") for map_ in maps
         ]
         return torch.cat(enlarged, dim=1)  # (B, 512·scales, h, w)
 
@@ -134,9 +137,7 @@ def _checked_scales(scales: Sequence[float]) -> tuple[float, ...]:
     values = tuple(scales) if isinstance(scales, (list, tuple)) else ()
     numbers = all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in values)
     if not values or not numbers or not all(0 < v < math.inf for v in values):
-        raise InputError(
-            f"scales must be a list of numbers above zero such as [1.2, 0.8, 0.4], not {scales!r}"
-        )
+        raise InputError(f"scales must be a list of numbers above zero such as [1.2, 0.8, 0.4], not {scales!r}")
     return values
 
 
@@ -180,9 +181,7 @@ def load_vgg16(backbone: nn.Module, source: str | Path) -> list[str]:
 def _download() -> dict[str, Tensor]:
     """Fetches torchvision's file, or says how to do without a connection."""
     try:
-        content = torch.hub.load_state_dict_from_url(
-            VGG16_URL, map_location="cpu", check_hash=True, weights_only=True
-        )
+        content = torch.hub.load_state_dict_from_url(VGG16_URL, map_location="cpu", check_hash=True, weights_only=True)
     except (OSError, RuntimeError) as error:
         raise InputError(
             f"cannot download {VGG16_URL} ({error}): fetch it elsewhere and give the file's path"

@@ -1,0 +1,146 @@
+"""The systems by name: what each of them changes in a configuration that all share.
+
+A system names its head and its loss. Options that its head or loss does not have are dropped from the shared
+configuration; those that it has keep their value, so that systems are compared at equal sizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from messagenet.errors import InputError, nearest
+from messagenet.models.controls import DILATIONS
+from messagenet.settings import KIND, build, merge, nested
+from messagenet.training.config import TrainConfig, parse_setting
+
+Changes = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class System:
+    """What can be trained and compared.
+
+    Attributes:
+        name: What tables and folders call it.
+        settings: What it changes, by path; or a function of the shared configuration that says so.
+        label: What it is, in words.
+        bases: Systems that it starts from.
+    """
+
+    name: str
+    settings: Changes | Callable[[TrainConfig], Changes]
+    label: str = ""
+    bases: tuple[str, ...] = ()
+
+    def apply(self, config: TrainConfig) -> TrainConfig:
+        """The configuration with this system."""
+        for base in self.bases:
+            config = SYSTEMS[base].apply(config)
+        settings = self.settings(config) if callable(self.settings) else self.settings
+        try:
+            return merge(config, nested(settings))
+        except InputError as error:
+            raise InputError(f"system {self.label or self.name}: {error}") from error
+
+
+def _head(name: str, label: str, loss: str = "cross_entropy", **options: Any) -> System:
+    """A head with its loss."""
+    return System(name, {"model.head": {KIND: name, **options}, "loss": loss}, label)
+
+
+def _crf(name: str, label: str, loss: str, inference: str = "mean_field") -> System:
+    return System(name, {"model.head": {KIND: "crf", "inference": inference}, "loss": loss}, label)
+
+
+def _machine(name: str, label: str, method: str = "gradient", **options: Any) -> System:
+    """An inference machine on hand-crafted features, which lie on the nodes of the configured backbone."""
+
+    def settings(config: TrainConfig) -> Changes:
+        with torch.device("meta"):
+            configured = build("backbone", config.model.backbone)
+        return {
+            "model.backbone": {KIND: "hand_crafted", "stride": round(configured.stride)},
+            "model.head": {KIND: "inference_machine", "iterations": 3, **options},
+            "model.pretrained": None,
+            "model.pretrained_head": False,
+            "loss": "cross_entropy",
+            "run.method": method,
+        }
+
+    return System(name, settings, label)
+
+
+SYSTEMS: dict[str, System] = {
+    system.name: system
+    for system in (
+        _head("unary", "unary only"),
+        _head("fcn8s", "FCN-8s"),
+        _head("deeplab_crf", "DeepLab-CRF"),
+        System(
+            "deeplab_mcl",
+            {
+                "model.head": "deeplab_crf",
+                "loss": "cross_entropy",
+                "model.backbone": {
+                    KIND: "vgg16",
+                    "scales": [1.0, 0.75, 0.5],
+                    "fc6_channels": 1024,
+                    "fc6_kernel": 7,
+                    "block6": True,
+                },
+            },
+            "DeepLab-MCL: VGG-16 at three scales, large field of view",
+        ),
+        System("crf_rnn", {"model.head": "crf_rnn", "loss": "cross_entropy", "run.cache_features": False}, "CRF-RNN"),
+        _crf("context_crf", "CRF, piecewise (ContextDCRF)", "piecewise"),
+        _crf("crf_pseudo", "CRF, pseudo-likelihood", "pseudo_likelihood"),
+        _crf("crf_likelihood", "CRF, maximum likelihood", "likelihood", "belief_propagation"),
+        _machine("inference_machine", "inference machine, back-propagation"),
+        _machine("machine_forward", "inference machine, forward training", "forward", tied=False),
+        _machine("machine_dagger", "inference machine, DAgger", "dagger", tied=True),
+        _head("ensemble", "control: ensemble of unaries", "member_cross_entropy"),
+        _head("convolution", "control: 3×3 convolution", dilations=[1]),
+        System(
+            "dilated",
+            {"model.head": {KIND: "convolution", "dilations": list(DILATIONS)}, "loss": "cross_entropy"},
+            "control: dilated convolutions",
+        ),
+        _head("message", "learned messages"),
+        *(
+            System(
+                f"message_t{iterations}",
+                {"model.head": {KIND: "message", "iterations": iterations}, "loss": "cross_entropy"},
+                f"learned messages, T = {iterations}",
+            )
+            for iterations in (1, 2, 3)
+        ),
+    )
+}
+"""Systems by name; "message" has the iterations of the shared configuration."""
+
+
+def find_system(name: str) -> System:
+    """The system of this name."""
+    if name not in SYSTEMS:
+        raise InputError(f'there is no system "{name}"; {nearest(name, SYSTEMS)}')
+    return SYSTEMS[name]
+
+
+def apply_system(config: TrainConfig, name: str) -> TrainConfig:
+    """The configuration with the system of this name."""
+    return find_system(name).apply(config)
+
+
+def custom_system(name: str, settings: Sequence[str], label: str = "") -> System:
+    """A system from lines of settings; a line without "=" names the system that it starts from.
+
+    >>> custom_system("messages", ["message", "model.head.iterations=2"]).bases
+    ('message',)
+    """
+    bases = tuple(find_system(line).name for line in settings if "=" not in line)
+    values = dict(parse_setting(line) for line in settings if "=" in line)
+    return System(name, values, label or name, bases)

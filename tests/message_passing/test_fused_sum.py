@@ -1,0 +1,160 @@
+"""Every backend of the fused sum gives the definition's values and gradients."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import warnings
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from messagenet import InputError, above, below, four_neighbours, surrounding
+from messagenet.message_passing import relu_sum, use_backend
+from messagenet.message_passing.fused_sum import BACKENDS, backend_for, member_box, windowed_gradients, windowed_total
+
+
+def by_definition(receiver, sender, offsets):
+    images, height, width, channels = receiver.shape
+    rows = []
+    for y in range(height):
+        for x in range(width):
+            total = torch.zeros(images, channels, dtype=receiver.dtype)
+            for dy, dx in offsets:
+                if 0 <= y + dy < height and 0 <= x + dx < width:
+                    total = total + torch.clamp(receiver[:, y, x] + sender[:, y + dy, x + dx], min=0)
+            rows.append(total)
+    return torch.stack(rows, 1).reshape(receiver.shape)
+
+
+def random_offsets():
+    offset = st.tuples(st.integers(-6, 6), st.integers(-6, 6)).filter(lambda o: o != (0, 0))
+    return st.lists(offset, min_size=1, max_size=14, unique=True).map(tuple)
+
+
+def sums(receiver, sender, offsets, weights):
+    total = relu_sum(receiver, sender, offsets)
+    return total, *torch.autograd.grad((total * weights).sum(), (receiver, sender))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    offsets=random_offsets(),
+    shape=st.tuples(st.integers(1, 2), st.integers(1, 7), st.integers(1, 7), st.integers(1, 9)),
+    seed=st.integers(0, 2**31),
+)
+def test_backends_equal_the_definition(offsets, shape, seed):
+    torch.manual_seed(seed)
+    receiver, sender, weights = (torch.randn(shape, dtype=torch.float64) for _ in range(3))
+    receiver.requires_grad_()
+    sender.requires_grad_()
+    expected = by_definition(receiver, sender, offsets) + 0 * (receiver + sender)
+    gradients = torch.autograd.grad((expected * weights).sum(), (receiver, sender))
+    for backend in ("numba", "loop"):
+        with use_backend(backend):
+            for value, right in zip(sums(receiver, sender, offsets, weights), (expected, *gradients), strict=True):
+                torch.testing.assert_close(value, right, rtol=1e-12, atol=1e-12)
+    box, member = member_box(offsets, *sender.shape[1:3], sender.dtype, sender.device)
+    detached = receiver.detach(), sender.detach()
+    torch.testing.assert_close(windowed_total(*detached, box, member), expected.detach())
+    for value, right in zip(windowed_gradients(weights, *detached, box, member), gradients, strict=True):
+        torch.testing.assert_close(value, right)
+
+
+def test_compiled_backend_gives_the_same_values():
+    torch.manual_seed(0)
+    cases = [(surrounding(cells=5), (1, 9, 9, 16)), (above(cells=3), (2, 7, 11, 16)), (below(cells=2), (1, 8, 5, 16))]
+    for relation, shape in cases:
+        offsets = relation.offsets_on(*shape[1:3])
+        receiver, sender, weights = (torch.randn(shape) for _ in range(3))
+        receiver.requires_grad_()
+        sender.requires_grad_()
+        expected = sums(receiver, sender, offsets, weights)
+        with use_backend("windowed"), warnings.catch_warnings():
+            warnings.simplefilter("error", RuntimeWarning)  # a failure to compile would fall back to the loop
+            for value, right in zip(sums(receiver, sender, offsets, weights), expected, strict=True):
+                torch.testing.assert_close(value, right, rtol=1e-4, atol=1e-4)
+
+
+def test_masked_senders_add_nothing_and_get_no_gradient():
+    receiver = torch.randn(1, 4, 4, 3, dtype=torch.float64, requires_grad=True)
+    sender = torch.randn(1, 4, 4, 3, dtype=torch.float64).index_fill(2, torch.tensor([1]), -torch.inf)
+    sender.requires_grad_()
+    offsets = four_neighbours().offsets_on(4, 4)
+    for backend in ("numba", "loop"):
+        with use_backend(backend):
+            total, _, to_sender = sums(receiver, sender, offsets, torch.ones(1, 4, 4, 3))
+        assert total.isfinite().all()
+        assert (to_sender[:, :, 1] == 0).all()
+
+
+def test_operator_passes_torchs_own_checks():
+    arguments = [torch.randn(2, 3, 4, 5, dtype=torch.float64, requires_grad=True) for _ in range(2)]
+    torch.library.opcheck(torch.ops.messagenet.relu_sum, (*arguments, [-1, 0, 0, 0, 1, 1]))
+    assert torch.autograd.gradcheck(lambda p, q: relu_sum(p, q, ((0, 1), (-1, 0))), arguments)
+
+
+def test_half_precision_is_summed_in_single():
+    receiver, sender = torch.full((1, 20, 20, 1), 1.0), torch.full((1, 20, 20, 1), 0.004)
+    offsets = surrounding(cells=39).offsets_on(20, 20)
+    total = relu_sum(receiver.bfloat16(), sender.bfloat16(), offsets)
+    assert total.dtype == torch.bfloat16
+    expected = relu_sum(receiver.bfloat16().float(), sender.bfloat16().float(), offsets)
+    torch.testing.assert_close(total.float(), expected, rtol=2**-8, atol=0)
+
+
+def test_large_maps_are_split_over_threads_without_a_seam():
+    torch.manual_seed(0)
+    offsets = surrounding(cells=5).offsets_on(37, 29)
+    receiver, sender = torch.randn(3, 37, 29, 16), torch.randn(3, 37, 29, 16)
+    with use_backend("loop"):
+        expected = relu_sum(receiver, sender, offsets)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(4)
+    results: list[torch.Tensor] = []
+    callers = [threading.Thread(target=lambda: results.append(relu_sum(receiver, sender, offsets))) for _ in range(4)]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join()
+    torch.set_num_threads(threads)
+    for result in results:
+        torch.testing.assert_close(result, expected)
+    assert len(results) == 4
+
+
+def test_works_in_a_forked_child():
+    code = (
+        "import os, torch\n"
+        "from messagenet.message_passing import relu_sum\n"
+        "x = torch.ones(2, 64, 64, 32); o = ((0, 1), (1, 0))\n"
+        "relu_sum(x, x, o)\n"
+        "pid = os.fork()\n"
+        "if pid == 0: os._exit(0 if relu_sum(x, x, o)[0, 0, 0, 0].item() == 4 else 1)\n"
+        "assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0\n"
+    )
+    subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True, timeout=60)
+
+
+def test_unknown_backend_names_the_nearest():
+    with pytest.raises(InputError, match='did you mean "numba"'), use_backend("numbe"):
+        pass
+    assert backend_for(torch.zeros(1, device="meta")) is BACKENDS["loop"]
+
+
+def test_second_derivatives_are_refused():
+    receiver, sender = (torch.randn(1, 3, 3, 2, requires_grad=True) for _ in range(2))
+    total = relu_sum(receiver, sender, ((0, 1),)).square().sum()
+    gradient, _ = torch.autograd.grad(total, (receiver, sender), create_graph=True)
+    with pytest.raises(RuntimeError, match="second derivatives"):
+        gradient.sum().backward()
+
+
+def test_inputs_may_lie_in_memory_in_any_way():
+    torch.manual_seed(0)
+    receiver, sender = (torch.randn(1, 5, 4, 3).permute(0, 2, 3, 1).requires_grad_() for _ in range(2))
+    torch.library.opcheck(torch.ops.messagenet.relu_sum, (receiver, sender, [0, 1, 1]))
+    torch.testing.assert_close(relu_sum(receiver, sender, ((0, 1),)), by_definition(receiver, sender, ((0, 1),)))

@@ -1,0 +1,182 @@
+"""Whole models: sizes, padding, separate features, what they are for, what they refuse."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from messagenet import InputError, above, four_neighbours, settings, surrounding
+from messagenet.data import Classes
+from messagenet.models import Head, InputSpec, MessageNet, SegmentationModel
+from messagenet.models.base import at_least_float32, ignore_padding, zero_padding
+from messagenet.settings import kinds, register
+
+CLASSES = Classes(("ground", "sky", "tree"), ((1, 2, 3), (4, 5, 6), (7, 8, 9)))
+
+
+def small(**options) -> MessageNet:
+    torch.manual_seed(0)
+    relations = options.pop("relations", [four_neighbours(), surrounding(cells=5, form="box")])
+    return MessageNet("tiny", CLASSES, relations, **{"hidden": 8, **options}).eval()
+
+
+class Patches(nn.Module):
+    """A user's own backbone: one linear map per 8×8 patch."""
+
+    channels, stride = 5, 8
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = nn.Conv2d(3, 5, 8, 8)
+
+    def forward(self, images):
+        return self.project(images)
+
+
+@pytest.mark.parametrize("size", [(1, 1), (4, 4), (33, 50), (40, 17)])
+@pytest.mark.parametrize("kind", ["tiny", "efficientnet_lite0", "own"])
+def test_any_image_size_gives_marginals_at_its_pixels(size, kind):
+    options = {"width": 8, "levels": [2]} if kind == "efficientnet_lite0" else {}
+    backbone = Patches() if kind == "own" else {"kind": kind, **options}
+    net = MessageNet(backbone, CLASSES, [four_neighbours()], hidden=4).eval()
+    marginals = net.marginals(torch.rand(2, 3, *size))
+    assert marginals.shape == (2, 3, *size)
+    torch.testing.assert_close(marginals.sum(1), torch.ones(2, *size))
+    nodes = net(torch.rand(1, 3, *size)).shape[2:]
+    assert tuple(nodes) == tuple(-(-side // net.feature_stride) for side in size)
+
+
+def test_vgg16_at_several_scales_passes_messages():
+    backbone = {"kind": "vgg16", "fc6_channels": 4, "fc6_kernel": 3, "scales": [1.2, 0.4]}
+    net = MessageNet(backbone, CLASSES, [four_neighbours()], hidden=4).eval()
+    with torch.no_grad():
+        assert net.marginals(torch.rand(1, 3, 50, 61)).shape == (1, 3, 50, 61)
+
+
+def test_a_padded_image_of_a_local_network_is_as_if_alone():
+    net = small(relations=[surrounding(0.4), above(0.4)])
+    image, larger = torch.rand(1, 3, 40, 36), torch.rand(1, 3, 48, 52)
+    batch = larger.repeat(2, 1, 1, 1)
+    batch[0] = torch.tensor([0.485, 0.456, 0.406])[:, None, None]
+    batch[0, :, :40, :36] = image[0]
+    logits = net(batch, torch.tensor([[40, 36], [48, 52]]))
+    torch.testing.assert_close(logits[1], net(larger)[0], rtol=1e-4, atol=1e-5)
+    inner = (slice(None), slice(0, 5), slice(0, 4))  # the last cells see one pixel of the padding
+    torch.testing.assert_close(logits[0, :, :10, :9][inner], net(image)[0][inner], rtol=0.2, atol=0.05)
+    assert (logits[0, :, 10:] == 0).all()
+    assert (logits[0, :, :, 9:] == 0).all()
+
+
+def test_images_are_normalised_and_padded_with_the_mean_colour():
+    net = small()
+    images = torch.rand(1, 3, 6, 7)
+    spec = net.input
+    mean, std = (torch.tensor(values)[:, None, None] for values in (spec.mean, spec.std))
+    padded = torch.zeros(1, 3, 8, 8)
+    padded[:, :, :6, :7] = (images - mean) / std
+    expected = net.backbones["shared"](padded)
+    torch.testing.assert_close(net.forward_features(images), expected)
+    other = SegmentationModel("tiny", InputSpec(CLASSES, mean=(0.0,) * 3, std=(1.0,) * 3), "unary")
+    torch.testing.assert_close(other.normalise(images), images)
+
+
+def test_images_may_have_other_bands_than_three():
+    class Bands(Patches):
+        def __init__(self):
+            super().__init__()
+            self.project = nn.Conv2d(4, 5, 8, 8)
+
+    spec = InputSpec(CLASSES, mean=(0.5,) * 4, std=(0.25,) * 4, bands=4)
+    model = SegmentationModel(Bands(), spec, {"kind": "unary", "hidden": 4})
+    assert model.marginals(torch.rand(1, 4, 20, 30)).shape == (1, 3, 20, 30)
+    with pytest.raises(InputError, match=r"\(batch, 4, height, width\)"):
+        model(torch.rand(1, 3, 20, 30))
+
+
+def test_separate_features_have_a_backbone_each():
+    net = small(separate_features=True)
+    assert list(net.backbones) == ["unary", "four_neighbours", "surrounding"]
+    net(torch.rand(1, 3, 16, 16)).sum().backward()
+    for backbone in net.backbones.values():
+        assert all(parameter.grad is not None for parameter in backbone.parameters())
+    crf = SegmentationModel("tiny", 3, {"kind": "crf", "relations": ["above:0.4", "below:0.4"]}, separate_features=True)
+    assert list(crf.backbones) == ["unary", "above"]
+
+
+def test_how_many_numbers_a_factor_has():
+    for kind in kinds("head"):
+        backbone = "efficientnet_lite0" if kind == "fcn8s" else "tiny"
+        model = SegmentationModel(backbone, 4, kind)
+        if kind != "message":
+            assert model.head.outputs_per_factor == (16 if kind == "crf" else 4)
+        assert bool(model.relations) == (kind in ("message", "crf"))
+
+
+@pytest.mark.parametrize(
+    ("build", "words"),
+    [
+        (lambda: MessageNet("tinny", 3), 'did you mean "tiny"'),
+        (lambda: MessageNet("tiny", 1), "at least 2 classes"),
+        (lambda: MessageNet(nn.Conv2d(3, 4, 1), 3), "channels"),
+        (lambda: MessageNet(Patches(), 3, separate_features=True), "give its kind"),
+        (lambda: SegmentationModel("tiny", 3, "mesage"), 'no head "mesage": did you mean "message"'),
+        (
+            lambda: SegmentationModel("tiny", 3, {"kind": "unary", "relations": []}),
+            r'no setting "head\.relations" for unary',
+        ),
+        (lambda: SegmentationModel("tiny", 3, {"hidden": 3}), "head has no kind"),
+        (lambda: SegmentationModel("tiny", 3, 7), "head is 7; give a kind"),
+        (lambda: SegmentationModel("tiny", 3, "unary", separate_features=True), "reads one feature map"),
+        (lambda: SegmentationModel("tiny", 3, "inference_machine", neck="separable"), "takes no neck"),
+        (lambda: small()(torch.rand(3, 8, 8)), "RGB"),
+        (lambda: small()(torch.rand(1, 4, 8, 8)), r"\(batch, 3, height, width\)"),
+        (lambda: small()(torch.zeros(1, 3, 8, 8, dtype=torch.uint8)), r"images\.float\(\) / 255"),
+        (lambda: small()(torch.full((1, 3, 8, 8), torch.nan)), "NaN"),
+        (lambda: InputSpec(CLASSES, longest_side=0), "longest_side is 0; give a number of pixels"),
+        (lambda: InputSpec(CLASSES, void_values=(-3,)), "void value -3"),
+        (lambda: InputSpec(CLASSES, mean=(0.5,)), "mean and std have 1 and 3 values for 3 bands"),
+    ],
+)
+def test_bad_models_name_the_fix(build, words):
+    with pytest.raises(InputError, match=words):
+        build()
+
+
+def test_the_check_of_features_can_be_left_out():
+    images = torch.full((1, 3, 16, 16), torch.nan)
+    with pytest.raises(InputError, match="NaN or infinity"):
+        MessageNet("tiny", 3, hidden=4)(images)
+    skipped = MessageNet("tiny", 3, hidden=4)
+    skipped.skip_finite_checks()
+    assert skipped(images).isnan().any()
+
+
+def test_a_head_of_ones_own_is_named_in_configurations(tmp_path, monkeypatch):
+    monkeypatch.setitem(settings._REGISTRY, "head", dict(settings._REGISTRY["head"]))
+
+    @register("head", "nearest colour")
+    class NearestColour(Head):
+        def __init__(self, in_channels, num_classes, *, sharpness: float = 1.0):
+            super().__init__(in_channels, num_classes)
+            self.colours = nn.Parameter(torch.randn(num_classes, in_channels))
+            self.sharpness = sharpness
+
+        def forward(self, features, mask=None):
+            distance = (features[:, None] - self.colours[:, :, None, None]).square().sum(2)
+            return zero_padding(-self.sharpness * distance, mask)
+
+    model = SegmentationModel("tiny", 3, {"kind": "nearest colour", "sharpness": 2}).eval()
+    assert model.config["head"] == {"kind": "nearest colour", "sharpness": 2.0}
+    images = torch.rand(1, 3, 20, 24)
+    assert torch.equal(SegmentationModel.from_pretrained(model.save(tmp_path))(images), model(images))
+
+
+def test_padding_is_void_in_targets_and_zero_in_maps():
+    mask = torch.tensor([[[True, False]]])
+    assert ignore_padding(torch.tensor([[[1, 2]]]), mask).tolist() == [[[1, 255]]]
+    assert zero_padding(torch.tensor([[[[1.0, torch.nan]]]]), mask).tolist() == [[[[1.0, 0.0]]]]
+    values = torch.ones(1, 1, 1, 2)
+    assert zero_padding(values, None) is values
+    assert at_least_float32(values.bfloat16()).dtype == torch.float32
+    assert at_least_float32(values.double()).dtype == torch.float64

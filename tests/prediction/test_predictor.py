@@ -1,0 +1,421 @@
+"""The one way from an image to probabilities: sizes, tiles, views, fused convolutions, features, refinement."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+from messagenet import InputError, surrounding
+from messagenet.geometry import upsample
+from messagenet.inference.dense import Bilateral, DenseGraph, DenseMeanField, Gaussian
+from messagenet.models import MessageNet, SegmentationModel, UnaryNet
+from messagenet.models.backbones.fused import FusedConvolution, FusedResidual
+from messagenet.prediction import PredictOptions, Predictor, Refinement
+from messagenet.prediction.predictor import resize, scaled_size
+
+
+@pytest.fixture
+def net():
+    torch.manual_seed(0)
+    return MessageNet("tiny", 3, [surrounding(cells=3)], hidden=8)
+
+
+def random_image(height, width, seed=0):
+    return np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+
+
+@pytest.mark.parametrize("size", [(30, 45), (4, 4), (1, 1), (33, 7)])
+def test_prediction_has_the_size_of_the_image(net, size):
+    predictor = Predictor(net)
+    image = random_image(*size)
+    marginals = predictor.marginals(image)
+    assert marginals.shape == (3, *size)
+    torch.testing.assert_close(marginals.sum(0), torch.ones(size))
+    expected = net.marginals(torch.from_numpy(image).permute(2, 0, 1)[None] / 255)[0]
+    torch.testing.assert_close(marginals, expected.detach(), rtol=1e-4, atol=1e-5)
+    assert (predictor.labels(image) == marginals.argmax(0).numpy()).all()
+
+
+def test_tiles_of_a_local_network_equal_the_whole():
+    torch.manual_seed(0)
+    net = UnaryNet("tiny", 4, hidden=8)  # a node sees one pixel beyond its cell
+    image = random_image(150, 203)
+    whole = Predictor(net, PredictOptions(tile=4096)).node_logits([image])[0]
+    tiled = Predictor(net, PredictOptions(tile=64, overlap=16)).node_logits([image])[0]
+    assert tiled.shape == whole.shape
+    torch.testing.assert_close(tiled, whole, rtol=1e-5, atol=1e-5)
+
+
+def test_flipped_view_of_a_mirrored_image_is_the_same(net):
+    image = random_image(24, 40)
+    predictor = Predictor(net, PredictOptions(flip=True))
+    straight = predictor.marginals(image)
+    mirrored = predictor.marginals(np.ascontiguousarray(image[:, ::-1])).flip(2)
+    torch.testing.assert_close(straight, mirrored, rtol=1e-3, atol=1e-3)
+
+
+def test_scales_average_marginals(net):
+    image = random_image(24, 40)
+    marginals = Predictor(net, PredictOptions(scales=(0.5, 1.0, 1.5), flip=True)).marginals(image)
+    assert marginals.shape == (3, 24, 40)
+    torch.testing.assert_close(marginals.sum(0), torch.ones(24, 40), rtol=1e-4, atol=1e-4)
+
+
+def test_large_images_are_reduced_to_what_the_model_is_for(net, tmp_path):
+    image = random_image(60, 120)
+    whole = Predictor(net).marginals(image)
+    half = Predictor(net, PredictOptions(scales=(0.5,))).marginals(image)
+    assert torch.equal(Predictor(net, PredictOptions(longest_side=60)).marginals(image), half)
+    assert torch.equal(Predictor(net, PredictOptions(longest_side=240)).marginals(image), whole)
+    net.input = replace(net.input, longest_side=60)
+    saved = SegmentationModel.from_pretrained(net.save(tmp_path))
+    assert saved.input.longest_side == 60
+    assert torch.equal(Predictor(saved).marginals(image), half)
+    assert torch.equal(Predictor(saved, PredictOptions(longest_side=0)).marginals(image), whole)
+    with pytest.raises(InputError, match="0 for any size"):
+        PredictOptions(longest_side=-1)
+
+
+@pytest.mark.parametrize("width", [33, 36, 48])
+def test_other_views_see_the_same_places(width):
+    class Ramp(UnaryNet):
+        """Logits that are the position in the image, in parts of its width."""
+
+        def forward(self, images, sizes=None):
+            return torch.nn.functional.avg_pool2d(images[:, :3], 8, ceil_mode=True, count_include_pad=False)
+
+    net = Ramp({"kind": "tiny", "stride": 8}, 3, hidden=4)
+    image = np.zeros((16, width, 3), np.uint8)
+    image[:, :, 0] = np.linspace(0, 255, width)[None]
+    straight = Predictor(net).node_logits([image])[0]
+    pixels, predictor = torch.from_numpy(image.transpose(2, 0, 1).copy())[None], Predictor(net)
+    for scale in (0.75, 1.5):
+        view = predictor._view(pixels, scale, False, net).logits[0].detach()
+        torch.testing.assert_close(view[:, :, 1:-2], straight[:, :, 1:-2], rtol=0, atol=0.04)
+    mirrored = predictor._view(pixels, 1.0, True, net).logits[0].detach()
+    torch.testing.assert_close(mirrored[:, :, 1:-2], straight[:, :, 1:-2], rtol=0, atol=0.04)
+
+
+def test_tiles_of_a_constant_image_with_messages_agree_inside():
+    torch.manual_seed(0)
+    net = MessageNet("tiny", 3, hidden=8)
+    image = np.full((128, 150, 3), 90, np.uint8)
+    whole = Predictor(net, PredictOptions(tile=4096)).node_logits([image])[0, :, 16, 16:20]
+    tiled = Predictor(net, PredictOptions(tile=128, overlap=32)).node_logits([image])[0, :, 16, 16:20]
+    torch.testing.assert_close(tiled, whole, rtol=0.05, atol=0.02)
+
+
+def test_bad_input_names_the_fix(net):
+    with pytest.raises(InputError, match="RGB bytes"):
+        Predictor(net).labels(np.zeros((4, 4), np.uint8))
+    with pytest.raises(InputError, match="at most half"):
+        PredictOptions(tile=100, overlap=80)
+    with pytest.raises(InputError, match="scales are"):
+        PredictOptions(scales=())
+
+
+def test_arrays_pil_images_and_files_are_the_same(net, tmp_path):
+    image = random_image(20, 30)
+    Image.fromarray(image).save(tmp_path / "image.png")
+    predictor = Predictor(net)
+    wanted = predictor.marginals(image)
+    for other in (Image.fromarray(image), tmp_path / "image.png", str(tmp_path / "image.png")):
+        assert torch.equal(predictor.marginals(other), wanted)
+        assert (predictor.labels(other) == predictor.labels(image)).all()
+
+
+# Several images at once.
+
+
+class Spy(nn.Module):
+    """Notes the shapes that a backbone is called with."""
+
+    def __init__(self, backbone):
+        super().__init__()
+        self.backbone, self.channels, self.stride = backbone, backbone.channels, backbone.stride
+        self.shapes = []
+
+    def forward(self, images):
+        self.shapes.append(tuple(images.shape))
+        return self.backbone(images)
+
+
+def test_images_of_one_size_go_through_the_model_together(net):
+    spy = net.backbones["shared"] = Spy(net.backbones["shared"])
+    images = [random_image(24, 36, seed) for seed in range(3)]
+    together = Predictor(net).node_logits(images)
+    assert spy.shapes == [(3, 3, 24, 36)]
+    assert together.shape == (3, 3, 6, 9)
+    for image, logits in zip(images, together, strict=True):
+        torch.testing.assert_close(Predictor(net).node_logits([image])[0], logits, rtol=1e-5, atol=1e-6)
+
+
+def test_views_and_tiles_of_several_images_go_together_too(net):
+    options = PredictOptions(flip=True, scales=(0.5, 1.0), tile=64, overlap=16)
+    images = [random_image(60, 100, seed) for seed in range(2)]
+    spy = net.backbones["shared"] = Spy(net.backbones["shared"])
+    together = Predictor(net, options).node_logits(images)
+    assert {shape[0] for shape in spy.shapes} == {2}
+    for image, logits in zip(images, together, strict=True):
+        alone = Predictor(net, options).node_logits([image])[0]
+        torch.testing.assert_close(logits, alone, rtol=1e-5, atol=1e-6)
+
+
+def test_another_function_can_stand_for_the_model(net):
+    image = random_image(24, 36)
+    seen = []
+
+    def forward(images):
+        seen.append((images.shape, float(images.max())))
+        return net(images)
+
+    found = Predictor(net).node_logits([image], forward)
+    assert seen == [((1, 3, 24, 36), float(image.max() / np.float32(255)))]
+    torch.testing.assert_close(found, Predictor(net).node_logits([image]), rtol=1e-5, atol=1e-6)
+
+
+# From features.
+
+HEADS = [
+    ("tiny", "message"),
+    ("tiny", {"kind": "crf", "hidden": 6}),
+    ("tiny", {"kind": "message", "iterations": 2}),
+    ("efficientnet_lite0", "fcn8s"),
+    ("hand_crafted", "inference_machine"),
+]
+
+
+@pytest.mark.parametrize("longest_side", [None, 60, 200])
+@pytest.mark.parametrize(("backbone", "head"), HEADS, ids=str)
+@pytest.mark.parametrize("size", [(90, 131), (33, 50)])
+def test_features_stand_for_the_image(backbone, head, longest_side, size):
+    torch.manual_seed(0)
+    model = SegmentationModel(backbone, 3, head).eval()
+    for parameter in model.head.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    model.input = replace(model.input, longest_side=longest_side)
+    predictor = Predictor(model)
+    images = [random_image(*size, seed) for seed in range(2)]
+    working = predictor.working_size(size)
+    assert max(working) == min(max(size), longest_side or max(size))
+    pixels = torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2)
+    reduced = pixels if working == size else resize(pixels, working)
+    with torch.inference_mode():
+        features = model.forward_features(reduced.float() / 255)
+        found = predictor.from_features(features, size)
+        wanted = predictor.node_logits(images)
+    tolerance = 1e-3 if backbone == "efficientnet_lite0" else 1e-5  # whose convolutions are fused
+    torch.testing.assert_close(found, wanted, rtol=tolerance, atol=tolerance)
+    assert wanted.shape[2:] == tuple(-int(-side // model.output_stride) for side in size)
+
+
+def test_features_are_those_of_one_view(net):
+    image = random_image(24, 36)
+    features = net.forward_features(torch.from_numpy(image).permute(2, 0, 1)[None] / 255)
+    for options in (PredictOptions(flip=True), PredictOptions(scales=(1.0, 0.5))):
+        with pytest.raises(InputError, match="one view"):
+            Predictor(net, options).from_features(features, (24, 36))
+
+
+def test_working_sizes_keep_at_least_a_pixel():
+    assert scaled_size((1, 300), 0.1) == (1, 30)
+    assert scaled_size((7, 5), 1.0) == (7, 5)
+
+
+# Fused convolutions.
+
+LITE = {"kind": "efficientnet_lite0", "width": 16, "output_stride": 32, "levels": [3, 5, 7]}
+IMAGE = np.random.default_rng(0).integers(0, 256, (70, 90, 3), np.uint8)
+
+
+def lite_model(kind: str = "message", seed: int = 0) -> SegmentationModel:
+    torch.manual_seed(seed)
+    net = SegmentationModel(LITE, 3, kind)
+    for module in net.modules():  # values as after a training, so that differences can be seen
+        if isinstance(module, nn.BatchNorm2d):
+            nn.init.uniform_(module.running_var, 0.3, 1.2)
+        elif isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight)
+        elif isinstance(module, nn.Linear):
+            nn.init.normal_(module.weight, std=0.3)
+    return net.eval()
+
+
+def logits(net: SegmentationModel) -> torch.Tensor:
+    pixels = torch.from_numpy(IMAGE.transpose(2, 0, 1).copy())[None].float() / 255
+    with torch.inference_mode():
+        return net(pixels)[0]
+
+
+@pytest.mark.parametrize("kind", ["message", "unary", "fcn8s", "crf", "deeplab_crf"])
+def test_every_kind_predicts_as_it_does_itself(kind: str) -> None:
+    net = lite_model(kind)
+    assert logits(net).std() > 0.1
+    torch.testing.assert_close(Predictor(net).node_logits([IMAGE])[0], logits(net), rtol=1e-3, atol=1e-3)
+
+
+def test_it_is_fused_and_made_once() -> None:
+    predictor = Predictor(lite_model())
+    with torch.inference_mode():
+        first, second = predictor._fastest(torch.device("cpu")), predictor._fastest(torch.device("cpu"))
+    assert first is second
+    assert first is not predictor.model
+    assert not list(first.backbones.parameters())
+    assert first.head is predictor.model.head
+
+
+def test_changes_of_the_weights_are_seen() -> None:
+    net, other = lite_model(seed=0), lite_model(seed=1)
+    predictor = Predictor(net)
+    before = predictor.node_logits([IMAGE])[0]
+    net.load_state_dict(other.state_dict())
+    after = predictor.node_logits([IMAGE])[0]
+    torch.testing.assert_close(after, logits(other), rtol=1e-3, atol=1e-3)
+    assert not torch.allclose(before, after, atol=1e-2)
+    with torch.no_grad():
+        net.backbones["shared"].stem.norm.running_mean += 1.0
+    torch.testing.assert_close(predictor.node_logits([IMAGE])[0], logits(net), rtol=1e-3, atol=1e-3)
+
+
+def test_another_precision_is_followed() -> None:
+    net = lite_model()
+    predictor = Predictor(net)
+    single = predictor.node_logits([IMAGE])[0]
+    net.double()
+    torch.testing.assert_close(predictor.node_logits([IMAGE])[0], single, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("travel", [copy.deepcopy, lambda predictor: pickle.loads(pickle.dumps(predictor))])
+def test_a_predictor_can_be_copied_and_sent(travel) -> None:
+    predictor = Predictor(lite_model())
+    wanted = predictor.node_logits([IMAGE])[0]
+    torch.testing.assert_close(travel(predictor).node_logits([IMAGE])[0], wanted)
+
+
+def test_under_autocast_the_network_itself_is_called() -> None:
+    net = lite_model()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(Predictor(net).node_logits([IMAGE])[0], logits(net).float())
+
+
+@pytest.fixture
+def fused_calls(monkeypatch):
+    """How often fused convolutions are called."""
+    calls = []
+    for part in (FusedConvolution, FusedResidual):
+        forward = part.forward
+        monkeypatch.setattr(
+            part, "forward", lambda self, x, forward=forward: (calls.append(type(self)), forward(self, x))[1]
+        )
+    return calls
+
+
+def test_fused_convolutions_are_used_in_prediction_on_a_processor(fused_calls) -> None:
+    predictor = Predictor(lite_model())
+    for call in (predictor.labels, predictor.marginals, lambda image: predictor.node_logits([image])):
+        fused_calls.clear()
+        call(IMAGE)
+        assert FusedResidual in fused_calls
+    images = torch.rand(1, 3, 64, 64)
+    fused_calls.clear()
+    with torch.no_grad():
+        predictor.forward(images)
+    assert FusedResidual in fused_calls
+
+
+def test_fused_convolutions_are_used_nowhere_else(fused_calls) -> None:
+    model = lite_model()
+    predictor = Predictor(model)
+    images = torch.rand(1, 3, 64, 64)
+    with torch.no_grad():
+        model(images)
+        model.marginals(images)
+    predictor.forward(images).sum().backward()  # gradients reach the model itself
+    assert model.backbones["shared"].stem.convolution.weight.grad.abs().sum() > 0
+    with torch.autocast("cpu", torch.bfloat16):
+        predictor.labels(IMAGE)
+    with torch.no_grad():
+        assert predictor._fastest(torch.device("meta")) is model
+    Predictor(lite_model().double()).labels(IMAGE)
+    assert not fused_calls
+
+
+def test_the_neck_is_fused_with_the_backbone(fused_calls) -> None:
+    torch.manual_seed(0)
+    model = SegmentationModel("tiny", 3, "unary", neck={"kind": "separable", "filters": 1}).eval()
+    found = Predictor(model).node_logits([IMAGE])
+    assert fused_calls.count(FusedResidual) == 1
+    torch.testing.assert_close(found[0], logits(model), rtol=1e-4, atol=1e-5)
+
+
+def test_a_single_step_of_training_is_seen() -> None:
+    model = lite_model()
+    predictor = Predictor(model)
+    before = predictor.node_logits([IMAGE])[0]
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
+    model(torch.rand(1, 3, 64, 64)).square().mean().backward()
+    optimiser.step()
+    after = predictor.node_logits([IMAGE])[0]
+    assert not torch.equal(before, after)
+    torch.testing.assert_close(after, logits(model), rtol=1e-3, atol=1e-3)
+
+
+# Refinement by a dense CRF.
+
+KERNELS = (Gaussian(2.0, 2.0), Bilateral(4.0, 6.0, 20.0))
+
+
+@pytest.fixture
+def image() -> np.ndarray:
+    dice = np.random.default_rng(0)
+    pixels = np.full((90, 41, 3), 60, np.uint8)
+    pixels[30:, 17:] = (200, 120, 40)
+    return (pixels + dice.integers(0, 12, pixels.shape)).astype(np.uint8)
+
+
+@pytest.fixture
+def refined_net() -> MessageNet:
+    torch.manual_seed(0)
+    return MessageNet("tiny", 3, hidden=8).eval()
+
+
+def test_is_mean_field_on_the_image_with_the_enlarged_logits_as_unaries(refined_net, image) -> None:
+    refinement = Refinement(KERNELS, iterations=4)
+    colours = torch.from_numpy(image).permute(2, 0, 1).float() / 255
+    with torch.no_grad():
+        unary = upsample(refined_net(colours[None]), (90, 41), refined_net.output_stride)[0]
+        expected = DenseMeanField(4).run(DenseGraph(colours, KERNELS), unary).marginals
+    found = Predictor(refined_net, PredictOptions(refine=refinement)).marginals(image)
+    torch.testing.assert_close(found, expected, atol=2e-5, rtol=0)
+    plain = Predictor(refined_net).marginals(image)
+    assert (found - plain).abs().max() > 0.01
+    labels = Predictor(refined_net, PredictOptions(refine=refinement)).labels(image)
+    assert (labels == found.argmax(0).numpy()).all()
+
+
+def test_bands_agree_with_the_whole(refined_net, image) -> None:
+    whole = Predictor(refined_net, PredictOptions(refine=Refinement(KERNELS, iterations=3))).marginals(image)
+    bands = Predictor(refined_net, PredictOptions(refine=Refinement(KERNELS, iterations=3, pixels=41 * 40))).marginals(
+        image
+    )
+    assert bands.shape == whole.shape
+    assert not torch.equal(bands, whole)  # it was cut
+    assert (bands - whole).abs().mean() < 5e-3
+    narrow = Refinement((Gaussian(2.0, 0.5),), iterations=3, pixels=41 * 8)
+    nearly = Predictor(refined_net, PredictOptions(refine=narrow)).marginals(image)
+    exact = Predictor(refined_net, PredictOptions(refine=Refinement((Gaussian(2.0, 0.5),), iterations=3))).marginals(
+        image
+    )
+    assert (nearly - exact).abs().max() < 0.02
+
+
+def test_refuses_to_refine_nothing() -> None:
+    with pytest.raises(InputError, match="at least one"):
+        Refinement(pixels=0)

@@ -1,0 +1,203 @@
+"""One step: the loss as a sum and a count, groups of parameters, the learning rate, the average of the weights."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from messagenet.data import Batch, SyntheticScenes, collate
+from messagenet.losses import CrossEntropy, marginal_cross_entropy
+from messagenet.models import MessageNet
+from messagenet.training.config import OptimiserConfig
+from messagenet.training.learner import (
+    ModelAverage,
+    TrainStep,
+    build_optimiser,
+    decay_at,
+    parameter_groups,
+    poly_factor,
+    set_rate,
+)
+
+LOSSES = [CrossEntropy(), CrossEntropy(cell_label="majority", label_smoothing=0.1), CrossEntropy(resolution="pixels")]
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_sums_of_parts_are_the_sum_of_the_whole(loss: CrossEntropy) -> None:
+    data = SyntheticScenes(3, size=48)
+    torch.manual_seed(0)
+    model = MessageNet("tiny", data.classes, hidden=8).double()
+    batch = collate([data[index] for index in range(3)])
+    assert batch.images is not None
+    assert batch.target is not None
+    images, masks = batch.images.double(), batch.target.clone()
+    masks[0, :30] = 255  # one image with far fewer labels than the others
+    step = TrainStep(model, loss)
+    whole = step(Batch(images, None, masks, batch.sizes, batch.ids))
+    parts = [
+        step(Batch(images[i : i + 1], None, masks[i : i + 1], batch.sizes[i : i + 1], batch.ids[i : i + 1]))
+        for i in range(3)
+    ]
+    torch.testing.assert_close(whole.total, torch.stack([part.total for part in parts]).sum())
+    assert int(whole.count) == sum(int(part.count) for part in parts)
+    mean = marginal_cross_entropy(
+        model(images),
+        masks,
+        model.output_stride,
+        resolution=loss.resolution,
+        cell_label=loss.cell_label,
+        label_smoothing=loss.label_smoothing,
+    ).mean
+    torch.testing.assert_close(whole.total / whole.count, mean)
+
+
+def test_a_batch_without_labels_counts_nothing() -> None:
+    data = SyntheticScenes(1, size=48)
+    model = MessageNet("tiny", data.classes, hidden=8)
+    batch = collate([data[0]])._replace(target=torch.full((1, 48, 48), 255))
+    loss = TrainStep(model, CrossEntropy())(batch)
+    assert (loss.total.item(), loss.count.item()) == (0.0, 0)
+    loss.total.backward()
+
+
+def network() -> nn.Sequential:
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4, 2), nn.LayerNorm(2))
+
+
+def test_every_trainable_parameter_is_in_one_group() -> None:
+    net = network()
+    net[0].weight.requires_grad_(False)
+    groups = parameter_groups(net, frozenset({"0.bias", "1.weight"}), OptimiserConfig(lr=0.1, backbone_lr=0.5))
+    grouped = [id(parameter) for group in groups for parameter in group["params"]]
+    assert sorted(grouped) == sorted(id(p) for p in net.parameters() if p.requires_grad)
+
+
+def test_decay_spares_biases_and_norms_and_pretrained_parameters_learn_slowly() -> None:
+    net = network()
+    pretrained = frozenset({"0.weight", "0.bias", "1.weight", "1.bias"})
+    config = OptimiserConfig(lr=0.1, backbone_lr=0.5, weight_decay=0.3)
+    found = {
+        name: (group["weight_decay"], group["lr"])
+        for group in parameter_groups(net, pretrained, config)
+        for name, parameter in net.named_parameters()
+        if any(parameter is each for each in group["params"])
+    }
+    assert found == {
+        "0.weight": (0.3, 0.05),
+        "0.bias": (0.0, 0.05),
+        "1.weight": (0.0, 0.05),
+        "1.bias": (0.0, 0.05),
+        "3.weight": (0.3, 0.1),
+        "3.bias": (0.0, 0.1),
+        "4.weight": (0.0, 0.1),
+        "4.bias": (0.0, 0.1),
+    }
+
+
+@pytest.mark.parametrize("name", ["sgd", "adamw"])
+def test_the_rate_scales_all_groups(name: str) -> None:
+    net = network()
+    optimiser = build_optimiser(
+        net,
+        frozenset({"0.weight"}),
+        OptimiserConfig(name=name, lr=0.2, backbone_lr=0.1),  # type: ignore[arg-type]
+    )
+    for factor in (0.5, 1.0, 0.25):
+        set_rate(optimiser, factor)
+        assert {group["lr"] for group in optimiser.param_groups} == {0.2 * factor, 0.2 * 0.1 * factor}
+
+
+def test_sgd_is_the_textbook_rule() -> None:
+    net = nn.Linear(2, 1).double()
+    weight, velocity = net.weight.detach().clone(), torch.zeros(1, 2, dtype=torch.float64)
+    optimiser = build_optimiser(net, frozenset(), OptimiserConfig("sgd", lr=0.1, weight_decay=0.2, momentum=0.7))
+    for _ in range(3):
+        optimiser.zero_grad()
+        net(torch.ones(1, 2, dtype=torch.float64)).sum().backward()
+        optimiser.step()
+        velocity = 0.7 * velocity + (1 + 0.2 * weight)
+        weight = weight - 0.1 * velocity
+    torch.testing.assert_close(net.weight.detach(), weight)
+
+
+def written_out(total: int, warmup: int, power: float) -> list[float]:
+    factors = []
+    while warmup > total / 2:
+        warmup -= 1
+    for step in range(total):
+        if step < warmup:
+            factors.append((step + 1) / warmup)
+        else:
+            left = total - step
+            factors.append((left / (total - warmup)) ** power)
+    return factors
+
+
+@given(total=st.integers(1, 60), warmup=st.integers(0, 70), power=st.floats(0, 3))
+@settings(max_examples=60, deadline=None)
+def test_poly_with_warm_up(total: int, warmup: int, power: float) -> None:
+    found = [poly_factor(step, total, warmup, power) for step in range(total)]
+    for value, expected in zip(found, written_out(total, warmup, power), strict=True):
+        assert abs(value - expected) < 1e-12
+    assert max(found) == 1.0
+    assert min(found) > 0
+
+
+def test_it_begins_low_peaks_and_ends_near_zero() -> None:
+    found = [poly_factor(step, 100, 10, 0.9) for step in range(100)]
+    assert found[0] == 0.1
+    assert found[9] == found[10] == 1.0
+    assert sorted(found[10:], reverse=True) == found[10:]
+    assert found[-1] < 0.02
+
+
+def test_the_recurrence() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)).double()
+    average = ModelAverage(net, decay=0.6)
+    expected = {name: values.clone() for name, values in net.state_dict().items()}
+    for step in range(12):
+        with torch.no_grad():
+            for parameter in net.parameters():
+                parameter += torch.randn_like(parameter)
+        net(torch.randn(5, 3, dtype=torch.float64))
+        average.update(step)
+        decay = min(0.6, (1 + step) / (10 + step))
+        for name, values in net.state_dict().items():
+            mean = decay * expected[name] + (1 - decay) * values
+            expected[name] = mean if values.is_floating_point() else values.clone()
+    for name, values in average.model.state_dict().items():
+        torch.testing.assert_close(values, expected[name], rtol=1e-12, atol=1e-12)
+    assert not average.model.training
+    assert not any(parameter.requires_grad for parameter in average.model.parameters())
+
+
+def test_frozen_parameters_are_left_alone() -> None:
+    net = nn.Linear(2, 2)
+    net.weight.requires_grad_(False)
+    before = net.weight.clone()
+    average = ModelAverage(net, decay=0.5)
+    with torch.no_grad():
+        net.weight += 1
+        net.bias += 1
+    average.update(100)
+    assert torch.equal(average.model.weight, before)
+    torch.testing.assert_close(average.model.bias, (net.bias - 0.5).detach())
+
+
+def test_a_network_that_was_moved_is_still_followed() -> None:
+    net = nn.Linear(2, 2)
+    average = ModelAverage(net, decay=0.5)
+    net.weight.data = net.weight.data.clone() + 2
+    average.update(100)
+    torch.testing.assert_close(average.model.weight.detach(), net.weight.detach() - 1)
+
+
+def test_the_decay_rises_to_its_limit() -> None:
+    decays = [decay_at(step, 0.99) for step in range(2000)]
+    assert decays[0] == 0.1
+    assert decays == sorted(decays)
+    assert decays[-1] == 0.99
