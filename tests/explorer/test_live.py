@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import logging
+import re
 import socket
 import threading
 import time
@@ -150,6 +151,14 @@ def test_raw_paths_lead_nowhere(address, path):
     assert b"import" not in received
 
 
+def waiting_for_inference(address) -> int:
+    connection = http.client.HTTPConnection(*address, timeout=30)
+    connection.request("GET", "/metrics")
+    text = connection.getresponse().read().decode()
+    connection.close()
+    return int(float(re.search(r'messagenet_waiting_jobs\{queue="inference"\} (\S+)', text)[1]))
+
+
 def test_overload_is_answered_at_once_and_passes(models, monkeypatch):
     entered, gate = threading.Event(), threading.Event()
     infer = explorer_module.trace_beliefs
@@ -164,7 +173,10 @@ def test_overload_is_answered_at_once_and_passes(models, monkeypatch):
     with running_server(models[2:], Limits(waiting=4, batch_size=1)) as address, ThreadPoolExecutor(12) as pool:
         answers = [pool.submit(segment, address, forms[0])]
         assert entered.wait(30)  # one is at work before the others come, four of which may wait
-        answers += [pool.submit(segment, address, form) for form in forms[1:]]
+        for count, form in enumerate(forms[1:5], start=1):  # one by one: decoding has a queue of its own
+            answers.append(pool.submit(segment, address, form))
+            until(lambda count=count: waiting_for_inference(address) == count)
+        answers += [pool.submit(segment, address, form) for form in forms[5:]]
         until(lambda: sum(answer.done() for answer in answers) == 7)
         refused = [answer.result() for answer in answers if answer.done()]
         gate.set()
