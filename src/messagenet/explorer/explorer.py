@@ -47,9 +47,11 @@ class Explorer:
         self.models, self.limits, self.metrics = tuple(models), limits, metrics
         self.cache = ByteCache(limits.cache_bytes)
         self._trim = Trimmer(TRIM_SECONDS)
+        # Rendering takes what inference has finished: its queue is longer, so that work already done is not refused.
+        lengths = {"decoding": limits.waiting, "rendering": 2 * limits.waiting + 2, "explaining": limits.waiting}
         queues = [
-            WorkQueue[Callable[[], Any], Any](name, lambda calls: [call() for call in calls], waiting=limits.waiting)
-            for name in ("decoding", "rendering", "explaining")
+            WorkQueue[Callable[[], Any], Any](name, lambda calls: [call() for call in calls], waiting=length)
+            for name, length in lengths.items()
         ]
         self._decoding, self._rendering, self._explaining = queues
         self._inference = WorkQueue("inference", self._infer, waiting=limits.waiting, group=self._group)
