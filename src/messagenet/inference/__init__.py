@@ -3,8 +3,7 @@
     result = BeliefPropagation().run(FactorGraph([2, 2], [[0], [0, 1]]), [unary_table, pair_table])
     result.marginals, result.log_z, result.map_state, result.converged
 
-An engine holds settings; `run` takes a graph and a log-potential table per factor (or one tensor per group) and returns
-a `Result`. `engine` is the interface, `solve` runs engines on files, `dense` is the fully connected CRF of an image.
+An engine holds settings; `run` takes a graph and a log-potential table per factor (or one tensor per group).
 """
 
 from messagenet.inference.belief_propagation import BeliefPropagation

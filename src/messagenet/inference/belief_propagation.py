@@ -12,22 +12,16 @@ IEEE Trans. Information Theory 2005). With B_p the belief and n_{p→F} the mess
     log Z    ≈ Σ_F ρ_F log Z_F + Σ_p (1 − Σ_{F∋p} ρ_F) log Z_p
     Z_F      = Σ_{y_F} exp[ θ_F / ρ_F + Σ_p n_{p→F} ],     Z_p = Σ_{y_p} exp B_p
 
-Belief propagation is exact on trees (Kschischang, Frey & Loeliger, "Factor graphs and the sum-product algorithm",
-2001). On loopy graphs a fixed point is a stationary point of the (reweighted) Bethe free energy, which is the last
-expression (Yedidia, Freeman & Weiss, "Constructing free-energy approximations", 2005). It is stationary in the
-messages, so its gradient in θ is the factor marginals; it never meets 0·log 0, and adding a constant to a message
-leaves it unchanged.
+Belief propagation is exact on trees (Kschischang, Frey & Loeliger 2001). On loopy graphs a fixed point is a stationary
+point of the (reweighted) Bethe free energy, the expression for log Z (Yedidia, Freeman & Weiss 2005). It is stationary
+in the messages, so its gradient in θ is the factor marginals. Schedules:
 
-The schedule is the order of the updates:
-
-- **synchronous** ("flooding"): all messages from those of the previous iteration. On a `GridFactorGraph` without zeros
-  and within range, `grid_propagation` computes the same messages without a logarithm.
-- **sequential**: factor after factor in the user's order, then back, each from the newest messages. A factor waits only
-  for earlier ones that share a variable with it, so the order is cut into waves, and a wave is one tensor operation per
-  group. Waves are index lists on grids, too.
-- **residual**: all candidates are computed, those that would change most are accepted, the rest wait (Elidan,
-  McGraw & Koller, "Residual belief propagation", UAI 2006; accepting a fraction at once: Van der Merwe, Joseph
-  & Gopalakrishnan, "Message scheduling for performant, many-core belief propagation", HPEC 2019).
+- **synchronous**: all messages from those of the previous iteration; on a `GridFactorGraph` by `grid_propagation`
+  where the potentials allow it.
+- **sequential**: factor after factor in the user's order, then back, each from the newest messages. Factors that
+  need not wait for each other, as they share no variable, form a wave: one tensor operation per group.
+- **residual**: all candidates are computed, the fraction with the largest changes is accepted (Elidan, McGraw & Koller,
+  UAI 2006; Van der Merwe, Joseph & Gopalakrishnan, HPEC 2019).
 """
 
 from __future__ import annotations
@@ -51,21 +45,13 @@ from messagenet.settings import register
 
 @dataclass(frozen=True, eq=False)
 class Propagator:
-    """A problem ready for message passing. Messages are (rows, batch, max_cardinality), 0 beyond the states.
-
-    Attributes:
-        problem: the graph and its potentials.
-        unary: (variables, batch, max_cardinality) log-potentials of the variables themselves.
-        tables: per group, θ_F / ρ_F; None for groups of order below two.
-        weights: ρ_F at every row, (rows, 1, 1), or None when all are one.
-        maximise: max-product instead of sum-product.
-    """
+    """A problem ready for message passing. Messages are (rows, batch, max_cardinality), 0 beyond the states."""
 
     problem: Problem
-    unary: Tensor
-    tables: tuple[FactorTable | None, ...]
-    weights: Tensor | None
-    maximise: bool
+    unary: Tensor  # (variables, batch, max_cardinality)
+    tables: tuple[FactorTable | None, ...]  # per group, θ_F / ρ_F; None below order two
+    weights: Tensor | None  # (rows, 1, 1) ρ_F; None when all are one
+    maximise: bool  # max-product instead of sum-product
 
     @classmethod
     def build(cls, problem: Problem, *, maximise: bool, factor_weights: Tensor | None = None) -> Propagator:
@@ -119,10 +105,7 @@ class Propagator:
         return subtract(beliefs, messages) if self.problem.has_zeros else beliefs - messages
 
     def update(self, messages: Tensor, spare: Tensor | None = None) -> Tensor:
-        """Every β_{F→p} at once, from the messages of the previous iteration.
-
-        Written into `spare` if given: reused memory is several times faster than new memory.
-        """
+        """Every β_{F→p} at once, written into `spare` if given (several times faster than new memory)."""
         cavities = self.cavities(self.beliefs(messages), messages)
         parts = [
             widen(part, self.unary.shape[-1])
@@ -301,11 +284,9 @@ def propagate(propagator: Propagator, settings: PassingSettings, start: Tensor |
 class BeliefPropagation(PassingSettings):
     """Settings of belief propagation; `log_z` of its result is the Bethe approximation.
 
-    >>> import torch
     >>> from messagenet.graph.builders import chain_graph
-    >>> graph = chain_graph([2, 2])
     >>> potentials = [torch.tensor([[0.0, 1.0], [0.0, 0.0]]), 2.0 * torch.eye(2)[None]]
-    >>> BeliefPropagation().run(graph, potentials).marginals
+    >>> BeliefPropagation().run(chain_graph([2, 2]), potentials).marginals
     tensor([[0.2689, 0.7311], [0.3240, 0.6760]])
     """
 
@@ -320,11 +301,10 @@ class BeliefPropagation(PassingSettings):
         """Passes messages and computes beliefs.
 
         Args:
-            graph: The structure.
-            potentials: One table of log-potentials per factor, or one tensor per group.
-            messages: Initial messages, such as `Result.messages` of a run on similar potentials; None for zeros.
-                No gradient flows into them.
-            evidence: {variable: state} that is observed.
+            graph: the structure.
+            potentials: one table of log-potentials per factor, or one tensor per group.
+            messages: initial messages (without gradient), such as `Result.messages` of a similar run; None for zeros.
+            evidence: observed {variable: state}.
         """
         if evidence is not None:
             return observe(graph, potentials, evidence).run(self, messages)
@@ -338,15 +318,7 @@ def pass_messages(
     factor_weights: Tensor | None = None,
     messages: Tensor | None = None,
 ) -> Result:
-    """Runs the schedule and computes the result from the final messages.
-
-    Args:
-        graph: the structure.
-        potentials: one table of log-potentials per factor, or one tensor per group.
-        settings: of the run.
-        factor_weights: (factors,) ρ_F in the user's order; None for ones.
-        messages: (*batch, rows, max_cardinality) initial messages; None for zeros.
-    """
+    """Runs the schedule and computes the result; `factor_weights` (factors,) are ρ_F, None for ones."""
     problem = align(graph, potentials, settings.temperature)
     propagator = Propagator.build(problem, maximise=settings.temperature == 0, factor_weights=factor_weights)
     start = None if messages is None else propagator.as_messages(messages)

@@ -1,15 +1,11 @@
-"""The interface of an inference engine: settings in, a graph and log-potentials in, a `Result` out.
+"""The interface of an inference engine: settings, a graph and log-potentials in, a `Result` out.
 
     P(y) = 1/Z · exp Σ_F θ_F(y_F)       →       log P(y_p),  log P(y_F),  log Z,  argmax_y P(y)
 
-An engine is a frozen dataclass of settings; `run(graph, potentials)` is a pure function. `align` checks the potentials
-once and lays them out as a `Problem`, in which the factor or variable axis leads and the batch follows,
-
-    aligned[g]:  (factors or 1, batch or 1, *shape)
-
-Gathering and summing rows is then contiguous, and one table serves all items of a batch as one matrix product. Unary
-factors collapse into one log-potential per variable, since the message of a unary factor never changes; constants
-(order 0) collapse into one number. `iterate` is the loop that all message-passing engines share.
+An engine is a frozen dataclass of settings; `run(graph, potentials)` is a pure function. A `Problem` holds checked
+potentials as (factors or 1, batch or 1, *shape): gathering and summing rows is then contiguous, and one table serves a
+whole batch in one matrix product. Unary factors, whose messages never change, collapse into one log-potential per
+variable, and constants (order 0) into one number.
 """
 
 from __future__ import annotations
@@ -32,16 +28,14 @@ from messagenet.inference.log_math import INF
 class Result:
     """Beliefs and what follows from them.
 
-    `log_z`, `log_factor_marginals`, `map_state` and `messages` are computed on first access: on a large grid the
-    factor marginals alone are hundreds of times the size of the beliefs.
+    `log_z`, `log_factor_marginals`, `map_state` and `messages` are computed on first access: on a large grid the factor
+    marginals alone are hundreds of times the size of the beliefs.
 
     Attributes:
-        log_marginals: (*batch, variables, max_cardinality), -inf beyond a variable's own states. At
-            temperature 0 the max-marginals, normalised like probabilities.
+        log_marginals: (*batch, variables, max_cardinality), -inf beyond the states; at temperature 0 max-marginals.
         iterations: how many were run; 0 for engines that do not iterate.
         converged: whether the last change was within the engine's tolerance, for every item of the batch.
-        history: the largest change of any message or belief in each iteration (`SequentialTRW`: the lower
-            bound on the energy instead).
+        history: per iteration, the largest change of a message or belief (`SequentialTRW`: lower bound on the energy).
     """
 
     log_marginals: Tensor
@@ -78,10 +72,7 @@ class Result:
 
     @cached_property
     def log_factor_marginals(self) -> tuple[Tensor, ...]:
-        """Log joint marginals of the factors' scopes, shaped like the potentials that were given.
-
-        Per factor (*batch, *shape), in the order of the scopes, or per group (*batch, factors, *shape).
-        """
+        """Log joint marginals, shaped like the potentials: (*batch, *shape) or per group (*batch, factors, *shape)."""
         return self.compute_log_factor_marginals()
 
     @cached_property
@@ -141,8 +132,7 @@ class PassingSettings:
         schedule: "synchronous", "sequential" or "residual".
         damping: share of the old message to keep, in the log domain.
         max_iterations: at most so many; a sequential iteration goes through the factors and back.
-        tolerance: largest change of a message at which to stop; None runs exactly `max_iterations` and
-            measures nothing, which is fastest.
+        tolerance: largest change of a message at which to stop; None (fastest) runs exactly `max_iterations`.
         residual_fraction: share of the messages that the residual schedule accepts in an iteration.
     """
 
@@ -167,17 +157,11 @@ class Trace(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Propagation:
-    """The final state of message passing.
-
-    Attributes:
-        trace: how the run went.
-        beliefs: (variables, batch, max_cardinality) logs, up to a constant for each variable.
-        compute_messages: makes the (rows, batch, max_cardinality) messages; beliefs alone answer most questions.
-    """
+    """The final state of message passing."""
 
     trace: Trace
-    beliefs: Tensor
-    compute_messages: Callable[[], Tensor]
+    beliefs: Tensor  # (variables, batch, max_cardinality) logs, up to a constant per variable
+    compute_messages: Callable[[], Tensor]  # (rows, batch, max_cardinality)
 
     @cached_property
     def messages(self) -> Tensor:
@@ -188,10 +172,7 @@ class Propagation:
 def iterate(
     step: Callable[[Messages], tuple[Messages, Tensor | None]], messages: Messages, settings: PassingSettings
 ) -> tuple[Messages, Trace]:
-    """Updates messages until none changes by more than the tolerance, or `max_iterations` is reached.
-
-    `step` returns the next messages, and the largest change of any if it was measured.
-    """
+    """Repeats `step` (messages → new ones, their largest change if measured) until convergence or `max_iterations`."""
     history: list[float] = []
     for iteration in range(settings.max_iterations):
         messages, largest = step(messages)
@@ -204,23 +185,14 @@ def iterate(
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """A graph with its potentials, checked and aligned.
-
-    Attributes:
-        graph: the structure.
-        potentials: per group, as the user gave them.
-        aligned: per group, (factors or 1, batch or 1, *shape) log-potentials, divided by the temperature.
-        batch: number of items, or None when no potential has a batch axis.
-        has_zeros: whether some log-potential is -inf.
-        per_factor: whether the user gave one table per factor.
-    """
+    """A graph with its potentials, checked and aligned."""
 
     graph: FactorGraph
-    potentials: tuple[Tensor, ...]
-    aligned: tuple[Tensor, ...]
-    batch: int | None
-    has_zeros: bool
-    per_factor: bool
+    potentials: tuple[Tensor, ...]  # per group, as given
+    aligned: tuple[Tensor, ...]  # per group (factors or 1, batch or 1, *shape), divided by the temperature
+    batch: int | None  # None when no potential has a batch axis
+    has_zeros: bool  # whether some log-potential is -inf
+    per_factor: bool  # whether the user gave one table per factor
 
     @property
     def batch_size(self) -> int:
@@ -297,10 +269,7 @@ def require_factor_graph(graph: object) -> None:
 
 
 def align(graph: FactorGraph, potentials: Potentials, temperature: float = 1.0) -> Problem:
-    """Checks shapes and values and brings every tensor to (factors or 1, batch or 1, *shape).
-
-    A positive temperature divides the log-potentials; 0 (maximisation) leaves them alone.
-    """
+    """Checks the potentials, aligns them, and divides them by the temperature (0, maximisation, leaves them alone)."""
     require_factor_graph(graph)
     if not hasattr(potentials, "__len__") or len(potentials) not in (graph.num_factors, len(graph.groups)):
         given = len(potentials) if hasattr(potentials, "__len__") else type(potentials).__name__

@@ -2,10 +2,9 @@
 
     P(y | y_v = k) ∝ exp Σ_F θ_F(y_F),  y_v = k
 
-Observing y_v = k slices every table that touches v, which shrinks scopes and breaks loops. A state that some factor
-forbids altogether can be left out in the same way. Variables keep their indices; one with a single state left leaves
-all scopes, and a factor with no variable left becomes a constant. Answers about the smaller problem are put back among
-the original states, where excluded ones have probability 0.
+Observing y_v = k slices every table that touches v, which shrinks scopes and breaks loops; states that a factor forbids
+are left out in the same way. Variables keep their indices. One with a single state left leaves all scopes, and a factor
+without variables becomes a constant. Results are mapped back to the original states; excluded ones get probability 0.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from messagenet.inference.log_math import INF
 
 @dataclass(frozen=True, eq=False)
 class _Piece:
-    """Factors of one original group that keep the same number of states at each position."""
+    """Factors of one group that keep the same number of states at each position."""
 
     group: int
     rows: Tensor  # (factors,) within the original group
@@ -33,12 +32,11 @@ class _Piece:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """How many states are kept at each position."""
         return tuple(kept.shape[1] for kept in self.states)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of the new tables: positions with one state are gone."""
+        """Shape of the new tables, without positions of a single state."""
         return tuple(size for size in self.sizes if size > 1)
 
     def index(self) -> tuple[Tensor, ...]:
@@ -53,24 +51,14 @@ class _Piece:
 
 @dataclass(frozen=True, eq=False)
 class ConditionedGraph:
-    """A smaller problem and the way back to the original one.
+    """A smaller problem and the way back to the original one."""
 
-    Attributes:
-        graph: same variables, fewer states and smaller scopes.
-        potentials: log-potentials on it.
-        original: the graph it came from.
-        states: (variables, max kept states) original index of each kept state; padded with one past the largest
-            original state.
-        pieces: where each new group came from.
-        per_factor: whether the original potentials were one table per factor.
-    """
-
-    graph: FactorGraph
+    graph: FactorGraph  # same variables, fewer states, smaller scopes
     potentials: tuple[Tensor, ...]
     original: FactorGraph
-    states: Tensor
-    pieces: tuple[_Piece, ...]
-    per_factor: bool
+    states: Tensor  # (variables, max kept states) original indices; padded with max_cardinality
+    pieces: tuple[_Piece, ...]  # origin of each new group
+    per_factor: bool  # whether the original potentials were one table per factor
 
     def run(self, engine: Engine, messages: Tensor | None = None) -> Result:
         """Runs the engine on the smaller problem and answers about the original one."""

@@ -1,23 +1,19 @@
 """Exact inference: the reference for every other engine.
 
-Either the joint table of all variables is written out (`enumerate`), or variables are summed out one after another
-(`eliminate`), which costs as much as the largest intermediate table: exponential in the treewidth of the graph, not in
-its size. Both are passes over a tree of cliques, the first with a single clique, and both are differentiable: the
-gradient of log Z is the factor marginals.
+Either the joint table is written out (`enumerate`), or variables are summed out one by one (`eliminate`), which costs
+as much as the largest intermediate table: exponential in the treewidth. Both are passes over a tree of cliques, the
+first with a single clique. Both are differentiable: the gradient of log Z is the factor marginals.
 
-Upwards every clique C sums its own variables out of the product of its factors and its children's messages, leaving a
-message over the separator S it shares with its parent; the roots' messages are log Z. Downwards
+Upwards, every clique C sums its own variables out of the product of its factors and its children's messages, which
+leaves a message over the separator S shared with its parent; the roots' messages are log Z. Downwards
 
     P(y_C) = P(y_C | y_S) P(y_S),        log P(y_C | y_S) = table_C − message_S,
 
-so every step is a normalised distribution and nothing is divided by a number that may be zero (Lauritzen &
-Spiegelhalter 1988; Dechter, "Bucket elimination", 1999). With max in place of Σ the same steps give max-marginals, and
-walking down with every maximiser fixed gives the most probable state.
+so nothing is divided by a number that may be zero (Lauritzen & Spiegelhalter 1988; Dechter, "Bucket elimination",
+1999). With max for Σ the same steps give max-marginals, and a walk down with every maximiser fixed the MAP state.
 
-Summing out a variable joins all its neighbours into one table, so the elimination order decides the cost; the best
-order is NP-hard to find. Two heuristics are tried and the cheaper is taken: min-fill (take the variable whose
-neighbours lack the fewest edges; Kjaerulff 1990), which is good on irregular graphs, and a breadth-first sweep from the
-rim (Cuthill & McKee 1969), which on grids keeps the frontier as short as a diagonal.
+The elimination order decides the cost; the best is NP-hard to find. The cheaper of two is taken: min-fill (Kjaerulff
+1990), good on irregular graphs, and a breadth-first sweep from the rim (Cuthill & McKee 1969), good on grids.
 """
 
 from __future__ import annotations
@@ -50,19 +46,12 @@ class Table:
 
 @dataclass(frozen=True, eq=False)
 class Clique:
-    """Variables handled together: first its own, then those shared with its parent.
+    """Variables handled together: first its own, then those shared with its parent."""
 
-    Attributes:
-        own: variables summed out here.
-        separator: variables shared with the parent.
-        parent: index of the parent, which comes later; None at a root.
-        factors: indices of the factor tables multiplied in here.
-    """
-
-    own: tuple[int, ...]
-    separator: tuple[int, ...]
-    parent: int | None
-    factors: tuple[int, ...]
+    own: tuple[int, ...]  # summed out here
+    separator: tuple[int, ...]  # shared with the parent
+    parent: int | None  # index of a later clique; None at a root
+    factors: tuple[int, ...]  # indices of the tables multiplied in here
 
     @property
     def scope(self) -> tuple[int, ...]:
@@ -98,21 +87,13 @@ def combine(tables: Sequence[Table], scope: Sequence[int], logs: Tensor) -> Tabl
 
 @dataclass(frozen=True, eq=False)
 class JunctionTree:
-    """Cliques (children before parents), the factor tables, and which operation eliminates.
+    """Cliques (children before parents), the factor tables, and the operation that eliminates."""
 
-    Attributes:
-        cliques: the tree, or forest; scopes are in one common order.
-        tables: one per factor.
-        cardinalities: states of every variable.
-        maximise: max instead of sum.
-        has_zeros: whether some table has a -inf.
-    """
-
-    cliques: Sequence[Clique]
-    tables: Sequence[Table]
+    cliques: Sequence[Clique]  # a tree or forest; scopes are in one common order
+    tables: Sequence[Table]  # one per factor
     cardinalities: Sequence[int]
-    maximise: bool
-    has_zeros: bool
+    maximise: bool  # max instead of sum
+    has_zeros: bool  # whether some table has a -inf
 
     @cached_property
     def children(self) -> list[list[int]]:
@@ -145,8 +126,7 @@ class JunctionTree:
     def project(self, build: Callable[[], Table], targets: Sequence[tuple[int, ...]]) -> list[Table]:
         """Sums (or maximises) a freshly built table down to each of several scopes.
 
-        Probabilities are summed as they are, after exponentiating once in place; with zeros, or should a sum come
-        near underflow, the table is built again and summed in the log domain.
+        Exponentiates once, in place. With zeros, or near underflow, the table is rebuilt and summed in the log domain.
         """
         table = build()
         if self.maximise:
@@ -222,7 +202,7 @@ def _fix(table: Table, free: Sequence[int], states: Tensor) -> Tensor:
 def _peel(
     table: Table, targets: Sequence[tuple[int, ...]], operation: Callable[[Tensor, list[int]], Tensor]
 ) -> list[Table]:
-    """Reduces to one target after another, largest first, each time to what the remaining ones still need."""
+    """Reduces to each target, largest first, keeping each time what the remaining ones need."""
     answers: dict[int, Table] = {}
     waiting = sorted(range(len(targets)), key=lambda index: len(targets[index]))
     while waiting:
@@ -245,19 +225,12 @@ Adjacency = list[set[int]]
 
 @dataclass(frozen=True)
 class Elimination:
-    """Tables met when summing variables out in order.
+    """Tables met when summing variables out in order."""
 
-    Attributes:
-        cliques: per step, the variable summed out followed by its neighbours then, the last to go first.
-        largest: entries of the largest table met.
-        total: entries of all tables together.
-        complete: False when it was given up because a table exceeded the limit.
-    """
-
-    cliques: list[tuple[int, ...]]
-    largest: int
-    total: int
-    complete: bool
+    cliques: list[tuple[int, ...]]  # per step, the variable and its neighbours, the last to go first
+    largest: int  # entries of the largest table
+    total: int  # entries of all tables
+    complete: bool  # False if a table exceeded the limit
 
     @property
     def width(self) -> int:
@@ -383,9 +356,9 @@ class Exact:
     (tensor([0, 0]), 2.3408)
 
     Attributes:
-        method: "enumerate", "eliminate", or "auto" for whichever needs less.
+        method: "enumerate", "eliminate", or "auto" for the cheaper one.
         temperature: 1 for marginals and log Z; 0 for max-marginals and the largest score.
-        memory_limit: refuse, with the size, what would need more than so many GiB.
+        memory_limit: GiB above which a run is refused, with the size it would need.
     """
 
     method: ExactMethod = "auto"
@@ -396,12 +369,12 @@ class Exact:
         check_settings(self, method=get_args(ExactMethod))
 
     def run(self, graph: FactorGraph, potentials: Potentials, *, evidence: Mapping[int, int] | None = None) -> Result:
-        """Answers exactly, or refuses and says how large the tables would be.
+        """Answers exactly, or refuses and reports how large the tables would be.
 
         Args:
             graph: the structure.
             potentials: one table of log-potentials per factor, or one tensor per group.
-            evidence: {variable: state} that is observed.
+            evidence: observed {variable: state}.
         """
         if evidence is not None:
             return observe(graph, potentials, evidence).run(self)
@@ -472,16 +445,11 @@ class Exact:
 
 
 def _rounded(number: int) -> str:
-    """A whole number of any size in three digits.
-
-    >>> _rounded(1234567), _rounded(7**1000)
-    ('1.23e+06', '10^845')
-    """
+    """A whole number of any size in three digits."""
     return f"{number:.3g}" if number < 10**300 else f"10^{len(str(number)) - 1}"
 
 
 def _factor_tables(problem: Problem, scopes: Sequence[tuple[int, ...]]) -> list[Table]:
-    """One table per factor, in the user's order."""
     tables: list[Table] = [Table((), torch.empty(0))] * len(scopes)
     for group, logs in zip(problem.graph.groups, problem.aligned, strict=True):
         members = logs.expand(len(group), *logs.shape[1:]).unbind(0)

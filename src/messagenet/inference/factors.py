@@ -2,21 +2,15 @@ r"""Messages from a group of factors to their variables, all at once.
 
     β_{F→p}(y_p) = log Σ_{y_F \ y_p} exp[ θ_F(y_F) + Σ_{q≠p} β_{q→F}(y_q) ]          (max instead of log Σ exp: MAP)
 
-Summing in the linear domain turns this into products with the table, which is fast: subtract the maxima, exponentiate
-each incoming message once, multiply by exp θ (computed once per run), take the log. That is exact unless a sum comes so
-near the smallest float that underflow could matter; such factors are recognised by the sum itself and computed again by
-log-sum-exp. So zeros and any range of potentials are right. exp of a message is at most the number of states summed
-over; adding a constant to a message changes no answer.
+The sum is taken in the linear domain: subtract the maxima, exponentiate each incoming message once, multiply by exp θ
+(computed once per run), take the log. Factors whose sum comes near underflow are recomputed by log-sum-exp, so zeros
+and any range of potentials are handled. Two maps, each the other's gradient, connect variables and message rows:
 
-Between variables and the rows (factor, position) of a message tensor there is one gather and one sum, each the other's
-gradient:
-
-    gather:  x_v            → x at every row
+    gather:  x_v            → x at every row (factor, position)
     collect: m at every row → Σ over the rows of each variable
 
-On a grid the rows of one block at one position are a window of the map, so both are slices. Elsewhere `collect` sums
-rows in the order of their variables, which on the CPU in single precision is an order of magnitude faster than a
-scattered addition. As gradients of each other the pair stays fast in both directions.
+On a grid both are slices, since the rows of a block at one position are a window of the map. Elsewhere `collect` sums
+rows sorted by variable: on the CPU in float32 an order of magnitude faster than a scattered addition.
 """
 
 from __future__ import annotations
@@ -39,16 +33,7 @@ _AXES = "".join(sorted(set(string.ascii_letters) - {"f", "b"}))  # class axes; f
 
 
 def contract(table: Tensor, weights: Sequence[Tensor], position: int) -> Tensor:
-    """Σ over all axes but one of a table times the weights of those axes.
-
-    Args:
-        table: (factors or 1, batch or 1, *shape).
-        weights: per axis of the shape, (factors, batch, states); the one at `position` is not used.
-        position: the axis that stays.
-
-    Returns:
-        (factors, batch, states at `position`), contiguous wherever a plain matrix product can do it.
-    """
+    """Σ over all axes but `position` of a table times the weights of those axes, each (factors, batch, states)."""
     if table.ndim == 4:
         right = table.transpose(2, 3) if position == 0 else table
         left = weights[1 - position]
@@ -80,32 +65,17 @@ class _BothDirections(torch.autograd.Function):
 
 
 def both_directions(table: Tensor, first: Tensor, second: Tensor) -> list[Tensor]:
-    """A table per pairwise factor times the weights of either end; the gradient of all tables is one product.
-
-    Args:
-        table: (factors, first states, second states).
-        first: (factors, batch, first states).
-        second: (factors, batch, second states).
-
-    Returns:
-        The sums for the first and for the second variable, shaped like their weights.
-    """
+    """A table per pairwise factor (factors, K1, K2) times the weights (factors, batch, K) of either end."""
     return list(_BothDirections.apply(table, first, second))  # type: ignore[no-untyped-call]
 
 
 @dataclass(frozen=True, eq=False)
 class FactorTable:
-    """Log-potentials of a group, ready to send messages.
+    """Log-potentials of a group, ready to send messages."""
 
-    Attributes:
-        logs: (factors or 1, batch or 1, *shape).
-        scaled: exp(logs - offset); None when maximising.
-        offset: (factors or 1, batch or 1) largest entry of each table.
-    """
-
-    logs: Tensor
-    scaled: Tensor | None
-    offset: Tensor
+    logs: Tensor  # (factors or 1, batch or 1, *shape)
+    scaled: Tensor | None  # exp(logs - offset); None when maximising
+    offset: Tensor  # (factors or 1, batch or 1) largest entry of each table
 
     @classmethod
     def prepare(cls, logs: Tensor, *, maximise: bool = False) -> FactorTable:
@@ -178,7 +148,6 @@ class FactorTable:
         return self._recompute(position, total.clamp_min(floor).log(), total.detach() <= floor, shifted)
 
     def _recompute(self, position: int, message: Tensor, doubtful: Tensor, shifted: Sequence[Tensor]) -> Tensor:
-        """Replaces the messages of the factors whose sum came near underflow."""
         rows = doubtful.flatten(1).any(1).nonzero()[:, 0]
         few = self.select(rows)
         joint = self._joint(few.logs, [logs[rows] for logs in shifted], position)

@@ -1,33 +1,27 @@
 """Synchronous belief propagation on a grid without a logarithm.
 
-Where no potential is zero and the range of all of them together fits the floating-point numbers, messages can stay
-positive numbers μ = exp β from the first iteration to the last: sums of logs are products, and a message is one product
-with the table. They are the messages of `belief_propagation`, constants included, so that every answer is the same.
-With q = p + o, u = exp θ_p and T = exp(θ_pq / ρ), whose largest entry is 1,
+Without zeros, and if the range of all potentials fits the dtype, messages can stay positive numbers μ = exp β: sums of
+logs become products, and a message is one product with the table. The result is that of `belief_propagation`, constants
+included. With q = p + o, u = exp θ_p and T = exp(θ_pq / ρ), whose largest entry is 1,
 
     b_p     = u_p Π_q μ_{q→p}^ρ
     c_{p→q} = b_p / μ_{q→p},  divided by its largest entry
     μ_{p→q} = Tᵀ c_{p→q}
     damped:   μ ← μ^(1 − damping) · (the old μ)^damping
 
-The gradient (the first only) is taken in log μ, where everything is a sum. With n the gradient in log μ after an
-iteration and a = c ⊙ T (n / μ) that in log c,
+The first gradient is taken in log μ. With n the gradient in log μ after an iteration and a = c ⊙ T (n / μ) in log c,
 
     A_p = Σ_q a_{p→q};    dθ_p += A_p;    dT += c (n / μ)ᵀ;    before the iteration n_{p→q} = ρ A_q − a_{q→p}
 
-Multiplying a message by a constant changes no answer, so n sums to zero over the classes; the remainder that rounding
-leaves would grow with each iteration and is subtracted. Only messages are stored for the backward pass: cavities cost
-less to recompute than to store.
+n sums to zero over the classes; the rounding error of that sum would grow with each iteration and is subtracted. Only
+messages are stored for the backward pass: cavities cost less to recompute than to store.
 
-Range: a message is a mean of the rows of its table, weighted by the sender's beliefs, so its range is at most the
-table's; a belief's is then at most that of the node's own potentials times those of all tables around it, and no
-message is above K. `fits` compares that with the range of the dtype.
+Range: a message is a weighted mean of its table's rows, so its range is at most the table's, and no message is above K.
+A belief's range is at most that of the node's potentials times those of all tables around it.
 
-Layout: a map is (K, nodes), classes first, the nodes of all images in turn, so that work on all classes of a node runs
-along the nodes, and a shared table meets all of them in one matrix product. Block e of a `GridFactorGraph` has two
-*directions*: 2e leads from the first nodes of its pairs to the second ones, 2e + 1 back, so that `direction ^ 1` is the
-opposite. A message is stored at its sender; where a direction would leave the grid, its map holds ones that nothing
-reads. Maps are processed in strips, so that the output of one step is still in the cache when the next one reads it.
+Layout: a map is (K, nodes), the nodes of all images in turn. Block e of a `GridFactorGraph` has two *directions*: 2e
+from the first nodes of its pairs to the second, 2e + 1 back, so `direction ^ 1` is the opposite. A message is stored at
+its sender; where a direction leaves the grid, its map holds unused ones. Maps are processed in strips that fit a cache.
 """
 
 from __future__ import annotations
@@ -47,7 +41,6 @@ from messagenet.inference.engine import PassingSettings, Propagation, Trace, ite
 
 if TYPE_CHECKING:
     from messagenet.inference.belief_propagation import Propagator
-
 
 NODES_PER_STRIP = 4096
 
@@ -157,15 +150,10 @@ TERMS_AT_ONCE = 4  # iterations whose gradients in tables of single pairs are su
 
 
 class Part(NamedTuple):
-    """Nodes of a strip that have the same table, or one for each pair they begin.
+    """Nodes of a strip that have the same table, or one for each pair they begin."""
 
-    Attributes:
-        image: which image of the strip; None for all of them.
-        tables: (K, K) or (pairs, K, K).
-    """
-
-    image: int | None
-    tables: Tensor
+    image: int | None  # of the strip; None for all of them
+    tables: Tensor  # (K, K) or (pairs, K, K)
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,16 +163,11 @@ class GridTables:
         forward:  Tᵀ x along the directions 2e, T x along the directions 2e + 1
         adjoint:  T x along the directions 2e, Tᵀ x along the directions 2e + 1
 
-    A table that all pairs of a block share is one matrix product with a whole strip; where every pair has a table of
-    its own, there are as many small products, in one call.
-
-    Attributes:
-        layout: of the maps they meet.
-        tables: per block (pairs or 1, batch or 1, K, K).
+    A table shared by all pairs of a block is one matrix product with a strip; a table per pair, one batched product.
     """
 
     layout: GridLayout
-    tables: tuple[Tensor, ...]
+    tables: tuple[Tensor, ...]  # per block (pairs or 1, batch or 1, K, K)
 
     def multiply(self, strip: Strip, values: Sequence[Tensor], out: Sequence[Tensor], *, adjoint: bool = False) -> None:
         """Products with the maps of a strip, per direction (K, nodes of the strip)."""
@@ -259,33 +242,20 @@ def _add_products(total: Tensor, waiting: list[tuple[Tensor, Tensor]]) -> None:
 
 
 class MessageViews(NamedTuple):
-    """The messages of one strip: views of memory, for each direction.
+    """Views of the messages of one strip, for each direction."""
 
-    Attributes:
-        incoming: messages to the strip's nodes.
-        reverse: messages from the receivers of the strip's nodes back to them, which a cavity leaves out.
-        outgoing: messages from the strip's nodes, (K, nodes of the strip).
-    """
-
-    incoming: list[Tensor]
-    reverse: list[Tensor]
-    outgoing: list[Tensor]
+    incoming: list[Tensor]  # to the strip's nodes
+    reverse: list[Tensor]  # from the receivers of the strip's nodes back to them; a cavity leaves them out
+    outgoing: list[Tensor]  # from the strip's nodes, (K, nodes of the strip)
 
 
 class Workspace(NamedTuple):
-    """Scratch memory of one strip: views of buffers that all strips share, for each direction.
+    """Scratch memory of one strip, for each direction: views of buffers that all strips share."""
 
-    Attributes:
-        receivers: beliefs of the nodes that receive.
-        weights: ρ of the messages they receive; None where it is one.
-        senders: beliefs of the nodes that send.
-        cavities: their beliefs without the reverse message.
-    """
-
-    receivers: list[Tensor]
-    weights: list[Tensor | None]
-    senders: list[Tensor]
-    cavities: list[Tensor]
+    receivers: list[Tensor]  # beliefs of the receiving nodes
+    weights: list[Tensor | None]  # ρ of the messages they receive; None: 1
+    senders: list[Tensor]  # beliefs of the sending nodes
+    cavities: list[Tensor]  # their beliefs without the reverse message
 
 
 @dataclass(frozen=True, eq=False)
@@ -297,15 +267,7 @@ class MessageMaps:
 
 
 class LinearSteps:
-    """One iteration and its gradient; buffers are allocated once for a run.
-
-    Args:
-        layout: of the maps.
-        unary: (K, nodes) log-potentials of the nodes.
-        tables: per block (pairs or 1, batch or 1, K, K) T.
-        weights: (directions, nodes) ρ at the senders; None where all are one.
-        damping: share of the old message to keep.
-    """
+    """One iteration and its gradient, with arguments as in `LinearGrid`; buffers are allocated once for a run."""
 
     def __init__(
         self, layout: GridLayout, unary: Tensor, tables: Sequence[Tensor], weights: Tensor | None, damping: float
@@ -396,12 +358,9 @@ class LinearSteps:
     def gradients(
         self, of_messages: Tensor | None, of_beliefs: Tensor | None, history: Sequence[Tensor]
     ) -> tuple[Tensor, list[Tensor]]:
-        """The gradients in the unary log-potentials and in the tables.
+        """Gradients in the unary log-potentials and tables, from those in the last messages and log-beliefs (None: 0).
 
-        Args:
-            of_messages: gradient in the last messages; None if it is zero.
-            of_beliefs: gradient in the logs of the beliefs they make; None if it is zero.
-            history: messages (directions, K, nodes) before the first iteration and after each.
+        `history` has the messages (directions, K, nodes) before the first iteration and after each.
         """
         of_unary, of_tables = torch.zeros_like(self._unary), TableGradients(self._tables)
         at_nodes, scratch = torch.zeros_like(of_unary), torch.empty_like(self._cavities)
@@ -432,10 +391,7 @@ class LinearSteps:
         return of_unary, of_tables.finish()
 
     def _step_back(self, at_nodes: Tensor, in_cavities: Tensor, in_logs: Tensor) -> Callable[[], None]:
-        """A function that sets n = ρ A_q − a_{q→p}, the gradient in log μ_{p→q} before an iteration, from A and a.
-
-        Damping keeps some of the gradient after it.
-        """
+        """A function that sets n = ρ A_q − a_{q→p}, the gradient in log μ_{p→q} before an iteration, from A and a."""
         layout, whole, views = self._layout, self._layout.whole, []
         for index, direction in enumerate(layout.directions):
             at_receivers = layout.shifted(whole, at_nodes, direction.senders, direction.receivers)
@@ -459,19 +415,12 @@ HEADROOM = 0.9  # share of the dtype's exponents that messages may use
 
 @dataclass(frozen=True, eq=False)
 class LinearGrid:
-    """A grid whose messages can be computed without logarithms.
-
-    Attributes:
-        layout: of its maps.
-        unary: (K, nodes) log-potentials of the nodes.
-        tables: per block (pairs or 1, batch or 1, K, K) exp(θ_pq / ρ), the largest entry of each 1.
-        weights: (directions, nodes) ρ at the senders; None where all are one.
-    """
+    """A grid whose messages can be computed without logarithms."""
 
     layout: GridLayout
-    unary: Tensor
-    tables: tuple[Tensor, ...]
-    weights: Tensor | None
+    unary: Tensor  # (K, nodes) log-potentials
+    tables: tuple[Tensor, ...]  # per block (pairs or 1, batch or 1, K, K) exp(θ_pq / ρ), the largest entry of each 1
+    weights: Tensor | None  # (directions, nodes) ρ at the senders; None where all are one
 
     @classmethod
     def build(cls, propagator: Propagator) -> LinearGrid | None:

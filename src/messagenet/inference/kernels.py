@@ -1,4 +1,4 @@
-"""Numba kernels of inference on factor graphs: greedy colouring of a grid, and random spanning forests."""
+"""Numba kernels of inference on factor graphs."""
 
 from __future__ import annotations
 
@@ -9,10 +9,7 @@ from numpy.typing import NDArray
 
 @numba.njit(cache=True, nogil=True)
 def colour_grid(colours: NDArray[np.int64], steps: NDArray[np.int64]) -> None:
-    """Fills `colours` (height, width), rows first, with the first colour that no earlier neighbour has.
-
-    `steps` are the (neighbours, 2) offsets to the neighbours that come earlier.
-    """
+    """Greedy colours of a grid (height, width), rows first; `steps` (n, 2) are the offsets to earlier neighbours."""
     height, width = colours.shape
     taken = np.zeros(len(steps) + 1, dtype=np.bool_)
     for y in range(height):
@@ -36,15 +33,7 @@ def grow_forest(
     parent: NDArray[np.int64],
     counts: NDArray[np.int64],
 ) -> None:
-    """Adds factors in order wherever they close no cycle (Kruskal's rule), and counts those added.
-
-    Args:
-        flat: the scopes, one after another.
-        ends: where each scope ends in `flat`.
-        order: in which to try the factors.
-        parent: of every variable in its tree; itself at the start.
-        counts: how often each factor was added so far.
-    """
+    """Adds factors in `order` unless they close a cycle (Kruskal); scope f is flat[ends[f - 1] : ends[f]]."""
     for factor in order:
         start = ends[factor - 1] if factor > 0 else 0
         roots = flat[start : ends[factor]].copy()

@@ -1,8 +1,6 @@
-"""Sums of exponentials that stay right when probabilities are zero.
+"""Sums of exponentials for probabilities that may be zero: the log is −∞ there, and the gradient 0.
 
-A zero probability is a log of −∞. Written naively, log Σ exp of nothing but −∞ has a NaN gradient
-(∞ − ∞), and so has a cavity that takes a −∞ message off a −∞ belief. Every function here returns −∞ where
-the probability is zero and a zero gradient there.
+Written naively, log Σ exp of nothing but −∞ has a NaN gradient (∞ − ∞), and so has −∞ − −∞ in a cavity.
 """
 
 from __future__ import annotations
@@ -29,19 +27,12 @@ def safe_log(values: Tensor) -> Tensor:
 
 
 def peak(logs: Tensor, dims: Sequence[int]) -> Tensor:
-    """The maximum over `dims` (kept), finite even where all is −∞, to be subtracted before exponentiating.
-
-    It is a constant to autograd: whatever is subtracted is added back or cancels.
-    """
+    """The maximum over `dims` (kept) to subtract before exp: finite even where all is −∞, constant to autograd."""
     return logs.detach().amax(tuple(dims), keepdim=True).clamp_min_(torch.finfo(logs.dtype).min)
 
 
 def centre(logs: Tensor) -> Tensor:
-    """Subtracts the maximum over the last axis, so that the largest entry is 0.
-
-    Unlike `peak` this is part of the gradient. A constant added to a message changes no answer, but while
-    messages pass round a loop its rounding error would grow with every turn; here it is cut off at each.
-    """
+    """Subtracts the maximum over the last axis, gradient included: its rounding error would grow in a loop."""
     return logs - logs.amax(-1, keepdim=True).clamp_min(torch.finfo(logs.dtype).min)
 
 
@@ -77,11 +68,7 @@ def log_normalise(logs: Tensor, dims: Sequence[int] = (-1,)) -> Tensor:
 
 
 def subtract(logs: Tensor, taken: Tensor) -> Tensor:
-    """logs − taken, where what is already impossible stays impossible (−∞ − −∞ = −∞).
-
-    For a cavity this equals leaving the message out of the sum: where a belief is −∞ the state has
-    probability zero, so no answer depends on its messages.
-    """
+    """logs − taken, with −∞ − −∞ = −∞: in a cavity no result depends on messages to an impossible state."""
     if taken.numel() == 0 or float(taken.detach().amin()) > -INF:
         return logs - taken
     impossible = logs == -INF

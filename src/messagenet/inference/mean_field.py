@@ -4,13 +4,12 @@ r"""Naive mean field: the best product of independent distributions, and a lower
     m_{F→p}(y_p) = E_{q(y_F \ y_p)} θ_F(y_p, ·) = Σ_{y_F \ y_p} θ_F(y_F) Π_{r≠p} q_r(y_r)
     log Z ≥ E_q[ Σ_F θ_F ] + Σ_p H(q_p)                            for every q; equality only for independence
 
-(Wainwright & Jordan, "Graphical models, exponential families, and variational inference", 2008, §5.) Updating
-variables that share no factor together is coordinate ascent, so the bound never falls; updating all at once
-is faster but may oscillate.
+(Wainwright & Jordan, "Graphical models, exponential families, and variational inference", 2008, §5.) Updating together
+variables that share no factor is coordinate ascent: the bound never falls. Updating all is faster but may oscillate.
 
-A zero potential (θ = −∞) makes an expectation −∞ as soon as any probability rests on it. Zeros are kept apart as an
-indicator whose expectation is the probability resting on them, so that 0·∞ never occurs. Where every state of a
-variable has such an expectation, the ones with the least probability on zeros stay: the limit of ever larger penalties.
+With a zero potential (θ = −∞) an expectation is −∞ as soon as a probability rests on it. Zeros are kept apart, as an
+indicator whose expectation is the probability on them, so that 0·∞ never occurs. If that is positive for all states of
+a variable, those with the least remain: the limit of ever larger penalties.
 """
 
 from __future__ import annotations
@@ -67,10 +66,7 @@ class ClassPlan:
 
 @dataclass(frozen=True, eq=False)
 class WholePlan:
-    """Fields of all variables are computed, and those in the mask are updated (None: all of them).
-
-    On a grid, whose neighbours are slices, this costs less than indexing the members of a class.
-    """
+    """Computes all fields, updates the variables in the mask (None: all); on a grid cheaper than indexing a class."""
 
     mask: Tensor | None = None  # (variables, 1, 1)
 
@@ -178,7 +174,7 @@ class Expectations:
 
 
 def _on_grid(graph: GridFactorGraph, tables: Sequence[tuple[int, Tensor]], q: Tensor) -> Tensor:
-    """The same by windows: a table that all pairs share meets the whole map, others their pairs."""
+    """`_everywhere` by windows of the grid: a shared table is applied to the whole map, others to their pairs."""
     size = (graph.grid.height, graph.grid.width)
     nodes = q.reshape(*size, *q.shape[1:])
     field = torch.zeros_like(nodes)
@@ -229,7 +225,7 @@ class MeanField:
             graph: the structure.
             potentials: one table of log-potentials per factor, or one tensor per group.
             initial: (*batch, variables, max_cardinality) probabilities to start from.
-            evidence: {variable: state} that is observed.
+            evidence: observed {variable: state}.
         """
         if evidence is not None:
             if initial is not None:
@@ -288,7 +284,6 @@ class _Fields:
     expectations: Expectations
 
     def start(self) -> Tensor:
-        """Uniform over each variable's states."""
         valid = self.problem.graph.valid_states[:, None].to(self.unary.dtype)
         return (valid / valid.sum(-1, keepdim=True)).expand(self.unary.shape)
 

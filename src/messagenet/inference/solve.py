@@ -1,8 +1,4 @@
-"""From model files to result files: what `messagenet infer` does.
-
-A `.uai` or `.fg` model and its evidence go through an engine, chosen by its registered name, to a UAI result file:
-`MAR` marginals, `PR` log10 Z, or `MAP` the most probable state.
-"""
+"""From model files (`.uai`, `.fg`) to UAI result files (`MAR`, `PR` or `MAP`): what `messagenet infer` does."""
 
 from __future__ import annotations
 
@@ -49,14 +45,7 @@ def engine_for(name: str, task: Task) -> Engine:
 def solve(
     model_path: str | Path, evidence_path: str | Path | None = None, engine: str | Engine = "exact", task: Task = "mar"
 ) -> tuple[FactorGraph, Result]:
-    """Reads a model and its evidence and runs an engine on it.
-
-    Args:
-        model_path: `.uai` (MARKOV or BAYES) or libDAI `.fg` file.
-        evidence_path: UAI evidence file, if any.
-        engine: "exact", "bp", "trw", "trws", "mf", or an engine with settings of your own.
-        task: "mar", "pr" or "map".
-    """
+    """Reads a `.uai` or libDAI `.fg` model and UAI evidence, and runs an engine, given by its name or with settings."""
     if task not in get_args(Task):
         raise InputError(f'task "{task}" is not known; {nearest(task, get_args(Task))}')
     chosen = engine_for(engine, task) if isinstance(engine, str) else engine

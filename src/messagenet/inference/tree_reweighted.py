@@ -1,18 +1,14 @@
 """Tree-reweighted message passing: marginals with an upper bound on log Z.
 
 Belief propagation in which each factor counts with the probability ρ_F that it appears in a random spanning tree
-(Wainwright, Jaakkola & Willsky 2005; the equations are in `belief_propagation`). The free energy is then convex: there
-is one fixed point, and its value bounds log Z from above. At temperature 0 the bound is on the largest score; for MAP
-`SequentialTRW` converges where this may not.
-
-In a uniformly random spanning tree of a connected graph the edge (u, v) appears with probability
+(Wainwright, Jaakkola & Willsky 2005; equations in `belief_propagation`). The free energy is convex: there is one fixed
+point, and its value bounds log Z from above. At temperature 0 it bounds the largest score; for MAP, `SequentialTRW`
+converges where this may not. In a uniform spanning tree the edge (u, v) appears with probability
 
     ρ_uv = (e_u − e_v)ᵀ L⁺ (e_u − e_v),        L the graph Laplacian
 
-its effective resistance (Kirchhoff 1847; Wainwright, Jaakkola & Willsky 2005 §VI). Factors of order three or
-more have no such formula, and a component may be too large for a dense inverse; there the probabilities are
-frequencies in a set of random forests that cover every factor. Any distribution over forests gives a valid
-upper bound on log Z, so this only changes how tight it is.
+its effective resistance (Kirchhoff 1847). For factors of order three or more, and components too large for a dense
+inverse, ρ is the frequency in random forests that cover every factor: also a valid bound, only less tight.
 """
 
 from __future__ import annotations
@@ -34,15 +30,11 @@ from messagenet.settings import register
 
 MAX_DENSE = 2048
 FORESTS = 32
-
-
 _cached: WeakKeyDictionary[FactorGraph, Tensor] = WeakKeyDictionary()
 
 
 def spanning_tree_probabilities(graph: FactorGraph) -> Tensor:
-    """(factors,) ρ_F of every factor in the user's order; 1 for unaries and constants.
-
-    They take longer than message passing and depend on the structure alone: each graph's are computed once.
+    """(factors,) ρ_F in the user's order, 1 for unaries and constants; computed once per graph.
 
     >>> ring = FactorGraph([2, 2, 2], [[0, 1], [1, 2], [2, 0], [0]])
     >>> spanning_tree_probabilities(ring)
@@ -103,7 +95,7 @@ def _resistances(variables: Sequence[int], edges: Sequence[tuple[int, ...]]) -> 
 
 
 def _forest_frequencies(num_variables: int, scopes: Sequence[tuple[int, ...]]) -> Tensor:
-    """Frequencies in random forests, each grown from the factors that earlier ones left out most often."""
+    """Frequencies in random forests; each is grown first from the factors with the lowest counts so far."""
     from messagenet.inference.kernels import grow_forest
 
     flat = np.array([variable for scope in scopes for variable in scope])
@@ -123,11 +115,10 @@ def _forest_frequencies(num_variables: int, scopes: Sequence[tuple[int, ...]]) -
 class TreeReweighted(PassingSettings):
     """Settings of tree-reweighted message passing; `log_z` of a converged run is an upper bound.
 
-    Damping is on by default: without any, strong couplings oscillate.
+    Damping is on by default: without it, strong couplings oscillate.
 
     Attributes:
-        edge_probabilities: (factors,) probability of each factor in the user's order; None: of uniform
-            spanning trees. Those of unaries are ignored.
+        edge_probabilities: (factors,) ρ_F in the user's order, ignored for unaries; None: of uniform spanning trees.
     """
 
     damping: float = 0.5

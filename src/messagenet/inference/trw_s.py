@@ -1,22 +1,18 @@
-"""Sequential tree-reweighted max-product (TRW-S): the most probable state, with a proof of how good it is.
+"""Sequential tree-reweighted max-product (TRW-S): the most probable state, with a bound on its score.
 
-Kolmogorov, "Convergent tree-reweighted message passing for energy minimization", PAMI 2006. The graph is cut
-into chains that run along the order of the variables; n_s = max(earlier, later neighbours of s) of them pass
-through s. Variables are visited in order, then back, each sending to those still to come
+Kolmogorov, "Convergent tree-reweighted message passing for energy minimization", PAMI 2006. The graph is cut into
+chains along the order of the variables; n_s = max(earlier, later neighbours of s) of them pass through s. Variables are
+visited in order, then back, each sending to those still to come
 
     b_s          = θ_s + Σ_t M_{t→s}
     M_{s→t}(y_t) = max_{y_s} [ b_s(y_s) / n_s − M_{t→s}(y_s) + θ_st(y_s, y_t) ] − δ_st,      so that max M = 0
 
-After a pass each chain's best score can be read off, and their sum bounds every score from above (the energy
-from below):
+After a pass the chains' best scores sum to a bound on every score from above (on the energy from below):
 
     max_y score(y) ≤ Σ_st δ_st + Σ_s (1 − out_s / n_s) max b_s,      out_s: edges of s along the pass
 
-The bound never gets worse; it is summed in float64 whatever the dtype of the potentials. A state is decoded from the
-messages in each iteration; when its score meets the bound it is optimal. In single precision rounding may move the
-computed bound below the score of that state, which is a bound of its own from the other side: the larger of the two is
-reported, so that state and bound never contradict each other.
-
+The bound never gets worse. A state is decoded in each iteration; when its score meets the bound it is optimal. The
+bound is summed in float64; where rounding moves it below the score of that state, the score is reported instead.
 Variables with no edge between them are visited together, so a pass over an H×W grid is H + W steps.
 """
 
@@ -45,14 +41,13 @@ ROUNDS = 10  # iterations over which the bound has to stall: it may pause for a 
 class SequentialTRW:
     """Settings of TRW-S, for graphs whose factors touch at most two variables.
 
-    In its result `log_z` is the upper bound on the largest score, `map_state` the best state found (optimal if
-    its score equals `log_z`), `history` the lower bound on the energy after each iteration (summed over the
-    batch), and the marginals are the max-marginals of the chains.
+    In its result `log_z` is the upper bound on the largest score, `map_state` the best state found (optimal if its
+    score equals `log_z`), `history` the lower bound on the energy after each iteration (summed over the batch), and the
+    marginals are the max-marginals of the chains.
 
     Attributes:
         max_iterations: at most so many passes forward and back.
-        tolerance: stop when the bound has improved by less than this share of itself in ten iterations, or is
-            within it of the score of the state found.
+        tolerance: stop when the bound's relative gap to the score, or its change in ten iterations, is at most this.
     """
 
     max_iterations: int = 200
@@ -68,7 +63,7 @@ class SequentialTRW:
         Args:
             graph: the structure.
             potentials: one table of log-potentials per factor, or one tensor per group.
-            evidence: {variable: state} that is observed.
+            evidence: observed {variable: state}.
         """
         if evidence is not None:
             return observe(graph, potentials, evidence).run(self)
@@ -127,8 +122,6 @@ class _Edges:
 
 @dataclass(frozen=True, eq=False)
 class _Step:
-    """Variables visited together and their edges."""
-
     variables: Tensor
     later: tuple[_Edges, ...]
     earlier: tuple[_Edges, ...]
@@ -189,7 +182,7 @@ class _Chains:
         return pad(sent, (0, self.unary.shape[-1] - sent.shape[-1])), offset[..., 0]
 
     def decode(self, messages: Tensor) -> Tensor:
-        """(variables, batch): each variable's best state given the earlier ones and later messages."""
+        """(variables, batch) best state of each variable given the states of earlier ones and later messages."""
         with torch.no_grad():
             scores = self.unary.clone()
             states = torch.zeros(scores.shape[:2], dtype=torch.long, device=scores.device)
@@ -228,7 +221,7 @@ class _Chains:
 
 
 def _steps(problem: Problem) -> tuple[_Step, ...]:
-    """Variables by the longest path of ever earlier neighbours, with their edges."""
+    """Variables by the longest path of earlier neighbours, with their edges."""
     graph = problem.graph
     earlier: list[list[int]] = [[] for _ in range(graph.num_variables)]
     for group in graph.groups:

@@ -2,7 +2,7 @@
 
     A = diag(post) · k · diag(pre)        k(i, j) = exp(−|f_i − f_j|² / 2) between all pixels, the diagonal included
 
-The normalisation sets which scales stand on either side of the kernel, with d = k·1 its row sums:
+The normalisation sets the scales on either side of the kernel, with d = k·1 its row sums:
 
 | name      | pre   | post  | used by                                                |
 |-----------|-------|-------|--------------------------------------------------------|
@@ -11,13 +11,9 @@ The normalisation sets which scales stand on either side of the kernel, with d =
 | before    | 1/d   | 1     | the transpose of `after`                               |
 | none      | 1     | 1     | Krähenbühl & Koltun 2011 as written                    |
 
-`ExactFilter` is the definition, every pixel against every pixel in O(N²) time: the reference for the fast ones. Rows of
-the kernel are computed a block at a time, so memory is bounded.
-
-`SpatialFilter` is the spatial kernel on a grid of pixels, exp(−(dy² + dx²) / 2σ²) = exp(−dy² / 2σ²) · exp(−dx² / 2σ²):
-the kernel, its row sums and the scales of any normalisation are products of a vertical and a horizontal part. Distances
-beyond 4σ are left out: less than 1e-4 of the kernel's sum, where the permutohedral lattice is off by several per cent.
-It costs 2·(8σ + 1) multiply-adds per pixel and class, never more than 2·(H + W).
+`ExactFilter` is the O(N²) reference. `SpatialFilter` is the separable kernel exp(−dy² / 2σ²) · exp(−dx² / 2σ²) on a
+grid of pixels; its row sums and scales are separable, too. Distances beyond 4σ are left out: less than 1e-4 of the
+kernel's sum, where the lattice is off by several per cent. It costs 2·(8σ + 1) multiply-adds per pixel and class.
 
 `LatticeFilter` is any kernel through the permutohedral lattice, in time linear in the pixels (Adams, Baek & Davis,
 "Fast high-dimensional filtering using the permutohedral lattice", Eurographics 2010):
@@ -25,10 +21,9 @@ It costs 2·(8σ + 1) multiply-adds per pixel and class, never more than 2·(H +
     A ≈ diag(post) · Sᵀ B_d ⋯ B_1 B_0 S · diag(pre) / (1 + 2^−d)
 
 S splats every pixel onto the d + 1 vertices of its simplex with barycentric weights, B_j blurs along axis j with
-(½, 1, ½), Sᵀ slices (reads the vertices back), and the last factor makes the response of a pixel that lies on a
-vertex to itself 1, like the kernel's. The transpose blurs in reverse order. Absent vertices pass nothing on, so the
-B_j do not quite commute and A is not quite symmetric. The largest difference of a marginal, on a 32×40 image with 5
-classes (σ_p = 20, σ_c = 13, and a spatial kernel with σ_p = 3):
+(½, 1, ½), Sᵀ slices (reads the vertices back); the last factor makes the diagonal 1 for a pixel on a vertex. The
+transpose blurs in reverse order. Absent vertices pass nothing on, so A is not quite symmetric. Largest difference of a
+marginal on a 32×40 image with 5 classes (σ_p = 20, σ_c = 13, and a spatial kernel with σ_p = 3); no label differs:
 
 | mean-field iterations                      | 1      | 5      | 10     |
 |--------------------------------------------|--------|--------|--------|
@@ -36,19 +31,16 @@ classes (σ_p = 20, σ_c = 13, and a spatial kernel with σ_p = 3):
 | to pydensecrf, spatial kernel as here      | 0.0043 | 0.0002 | 0.0002 |
 | to pydensecrf, spatial kernel on a lattice | 2e-7   | 2e-7   | 2e-7   |
 
-The average difference to the exact marginals is 5e-4 after one iteration and 3e-6 later; no label differs.
-
-The lattice A*_d tiles d-dimensional space with simplices of one shape, d + 1 vertices each. It is written in d + 1
-coordinates that sum to zero; vertices have integer ones, all congruent modulo d + 1. To locate features f:
+The lattice A*_d tiles d-dimensional space with simplices of d + 1 vertices. It is written in d + 1 coordinates that sum
+to zero; vertices have integer ones, all congruent modulo d + 1. To locate features f:
 
 1. elevate them to that hyperplane, y = E·f, so stretched that the blur has standard deviation 1 (§3.1);
-2. round every y_i to the nearest multiple of d + 1, and rank the remainders; moving the coordinates with the
-   extreme ranks by d + 1 until the sum is zero gives the nearest vertex with remainder 0;
-3. that vertex and the ranks determine the simplex; the differences of consecutive remainders are the barycentric
-   weights of its vertices.
+2. round every y_i to the nearest multiple of d + 1, and rank the remainders; moving the coordinates with the extreme
+   ranks by d + 1 until the sum is zero gives the nearest vertex with remainder 0;
+3. that vertex and the ranks give the simplex; differences of consecutive remainders are the barycentric weights.
 
-The lattice is sparse: only vertices of simplices with a pixel in them exist. A vertex is one integer, its first d
-coordinates in a mixed radix, so that a neighbour's integer is its own plus a constant.
+Only vertices of simplices with a pixel in them exist. A vertex is one integer, its first d coordinates in mixed radix;
+a neighbour's integer is its own plus a constant.
 """
 
 from __future__ import annotations
@@ -74,15 +66,7 @@ class Filter(Protocol):
     def apply(
         self, values: Tensor, weights: Tensor, out: Tensor, *, add: bool = False, transpose: bool = False
     ) -> None:
-        """Sets out = (A·values)·diag(weights), or adds it to what is there.
-
-        Args:
-            values: (N, K), contiguous, of the filter's dtype; not `out`.
-            weights: (K,) a factor for every class.
-            out: (N, K) contiguous, the result.
-            add: whether to add to `out` instead of overwriting it.
-            transpose: whether to apply Aᵀ.
-        """
+        """Sets out = (A·values)·diag(weights), both (N, K) and contiguous, or adds it; with `transpose` for Aᵀ."""
         ...
 
     def diagonal(self) -> Tensor:
@@ -204,7 +188,7 @@ class SpatialFilter:
 
 
 class _Axis:
-    """The kernel along one direction: its values at distances 0, 1, …, and the scales before and after it."""
+    """The kernel along one direction: values at distances 0, 1, …, and the scales before and after it."""
 
     def __init__(self, length: int, position: float, normalisation: Normalisation, ref: Tensor) -> None:
         radius = min(math.ceil(MAX_DEVIATIONS * position), length - 1)
@@ -230,17 +214,11 @@ class _Axis:
 
 @dataclass(frozen=True, eq=False)
 class Lattice:
-    """A lattice around the pixels of one image.
+    """A lattice around the pixels of one image."""
 
-    Attributes:
-        vertices: (N, d + 1) int32 indices of the vertices of each pixel's simplex.
-        weights: (N, d + 1) float64 barycentric weights: positive, summing to 1.
-        neighbours: (d + 1, 2, vertices) int32 the vertices ahead and behind on every axis; their count if absent.
-    """
-
-    vertices: Tensor
-    weights: Tensor
-    neighbours: Tensor
+    vertices: Tensor  # (N, d + 1) int32 indices of the vertices of each pixel's simplex
+    weights: Tensor  # (N, d + 1) float64 barycentric weights: positive, summing to 1
+    neighbours: Tensor  # (d + 1, 2, vertices) int32 vertices ahead and behind on every axis; their count if absent
 
     @property
     def size(self) -> int:
@@ -294,10 +272,7 @@ def _corners_of_box(features: Tensor) -> Tensor:
 
 
 def _packing(extremes: Tensor) -> tuple[Tensor, Tensor]:
-    """What to subtract from the d + 1 coordinates of a vertex, and their factors in its integer.
-
-    Vertices are within d + 1 of an elevated point, and their neighbours within another d + 1.
-    """
+    """Offsets and factors that pack the d + 1 coordinates of a vertex, and of its neighbours, into one integer."""
     corners = extremes.shape[1]
     low = extremes.amin(0).floor().long() - 3 * corners
     extent = extremes.amax(0).ceil().long() + 3 * corners - low
@@ -339,13 +314,11 @@ def locate(features: Tensor, scale: Tensor, low: Tensor, strides: Tensor) -> tup
             rank[:, j] += ~smaller
     moved = (rank < 0).long() - (rank >= corners).long()
     rank, nearest = rank + corners * moved, nearest + corners * moved
-
     part = (elevated - nearest) / corners
     weights = part.new_zeros(len(part), corners + 1)
     weights.scatter_add_(1, corners - 1 - rank, part)
     weights.scatter_add_(1, corners - rank, -part)
     weights[:, 0] += 1.0 + weights[:, corners]
-
     first = ((nearest - low) * strides).sum(1, keepdim=True)
     by_rank = torch.zeros_like(rank).scatter_(1, rank, strides.expand_as(rank))
     steps = strides.sum() - corners * by_rank.flip(1)[:, :-1]  # from the vertex of one remainder to the next
@@ -353,10 +326,7 @@ def locate(features: Tensor, scale: Tensor, low: Tensor, strides: Tensor) -> tup
 
 
 class LatticeFilter:
-    """One kernel on one image, by its lattice, in the dtype and on the device of `ref`.
-
-    `compiled` runs Numba's loops, otherwise gathers and scattered additions of torch: the same up to rounding.
-    """
+    """One kernel on one image by its lattice, in `ref`'s dtype and on its device; `compiled` runs Numba's loops."""
 
     def __init__(self, lattice: Lattice, normalisation: Normalisation, ref: Tensor, compiled: bool) -> None:
         self.compiled = compiled
@@ -404,20 +374,17 @@ class LatticeFilter:
             out.addcmul_(weight[:, None], lattice.index_select(0, corner))
 
     def _rows(self, classes: int) -> Tensor:
-        """(N, d + 1) where the vertices' rows begin in a flat buffer; kept, since classes rarely change."""
+        """(N, d + 1) where the vertices' rows begin in a flat buffer; cached for one number of classes."""
         if self._starts is None or self._starts[0] != classes:
             dtype = torch.int32 if (self.lattice.size + 1) * classes < 1 << 31 else torch.int64
             self._starts = (classes, self.lattice.vertices.to(dtype) * classes)
         return self._starts[1]
 
     def diagonal(self) -> Tensor:
-        """See `Filter.diagonal`; exact where no vertex within reach of the blur is absent.
-
-        From a vertex to one s remainders on, the blur has two paths, s steps ahead or d + 1 − s behind, each step
-        worth ½; to itself it has a third, for it may go round in either direction.
-        """
+        """See `Filter.diagonal`; exact where no vertex within reach of the blur is absent."""
         corners = self.lattice.weights.shape[1]
         remainder = torch.arange(corners, dtype=torch.float64, device=self.splatting.device)
         apart = (remainder[:, None] - remainder).abs()
+        # The blur goes s steps ahead or d + 1 − s behind, each step worth ½; to itself also round the other way.
         paths = 0.5**apart + 0.5 ** (corners - apart) + (apart == 0) * 0.5**corners
         return torch.einsum("nc,cd,nd->n", self.splatting, paths.to(self.splatting), self.slicing)

@@ -3,12 +3,10 @@
     Gaussian     k(i, j) = exp(−|p_i − p_j|² / 2σ_p²)                              smoothness
     Bilateral    k(i, j) = exp(−|p_i − p_j|² / 2σ_p² − |c_i − c_j|² / 2σ_c²)       appearance
 
-with positions p in pixels and colours c in 0..255 (Krähenbühl & Koltun, "Efficient inference in fully connected
-CRFs with Gaussian edge potentials", NIPS 2011, eq. 3). Every kernel is exp(−|f_i − f_j|² / 2) of features f, so a
-sum over all pixels is a Gaussian filter in the space of features (see `filters`).
-
-The graph holds the images' filters, which stay the same between runs, apart from potentials, weights and compatibility,
-which do not: building a lattice costs more than an iteration of mean field.
+with positions p in pixels and colours c in 0..255 (Krähenbühl & Koltun, "Efficient inference in fully connected CRFs
+with Gaussian edge potentials", NIPS 2011, eq. 3). Every kernel is exp(−|f_i − f_j|² / 2) of features f, so a sum over
+all pixels is a Gaussian filter in feature space. The graph holds the filters, which cost more to build than an
+iteration of mean field; potentials, weights and compatibility belong to a run.
 """
 
 from __future__ import annotations
@@ -106,10 +104,7 @@ Filters = tuple[tuple[Filter, ...], ...]  # by image, by kernel
 
 
 def for_each_image(work: Callable[[int], None], batch: Tensor) -> None:
-    """Calls `work` with the index of every image of a batch, without gradients.
-
-    Large batches are split over as many threads as torch may use.
-    """
+    """Calls `work` with the index of every image, without gradients; large batches run in as many threads as torch."""
 
     def work_without_grad(image: int) -> None:
         with torch.no_grad():  # the mode belongs to a thread
@@ -131,8 +126,7 @@ DEEPLAB = (Gaussian(), Bilateral())
 class DenseGraph:
     """The pixels of some images of one size, and the kernels between every two pixels of an image.
 
-    Filters are built on the first run and reused by later ones, whatever their weights; the images must not be
-    modified before.
+    Filters are built on the first run, before which the images must not be modified, and reused for any weights.
 
     >>> graph = DenseGraph(torch.zeros(2, 3, 4, 5))
     >>> graph.num_images, graph.size, len(graph.kernels)
@@ -143,7 +137,7 @@ class DenseGraph:
         num_images: images in the batch.
         size: height and width of each.
         batched: whether a batch was given, rather than one image.
-        device: where the images are, and the potentials have to be.
+        device: of the images; the potentials must be there, too.
         compiled: whether filters run in Numba's kernels.
     """
 

@@ -2,26 +2,22 @@
 
 All values are flat buffers with classes last, so that the innermost loops run over contiguous numbers.
 
-**Locating pixels.** `filters.locate` defines what `locate_pixels` computes; the arithmetic is the same, operation by
-operation, so that both find the same vertices even for a pixel on the border of two simplices. Vertices are kept in a
-hash table with open addressing under one integer each and are listed in the order in which pixels meet them, which puts
-the vertices of neighbouring pixels near each other. Pixels beside each other often share vertices: those are not looked
-up again.
+**Locating pixels** repeats the arithmetic of `filters.locate` operation by operation, so that both find the same
+vertices even on the border of two simplices. Vertices are packed into one integer each, in a hash table with open
+addressing, and listed in the order in which pixels meet them, which puts those of neighbouring pixels close together.
 
-**Lattice filter.** The lattice is (vertices + 1, classes), small enough for the processor's cache. Its last row is zero
-and stands for every absent neighbour. `starts` are the offsets in that buffer of the vertices around a pixel.
+**Lattice filter.** The lattice is (vertices + 1, classes); its last row is zero and stands for every absent neighbour.
+`starts` are the offsets in that buffer of the vertices around a pixel.
 
-**Spatial filter.** A shift by dx columns is a shift by dx·classes numbers, so both directions are plain vector loops,
-limited by reading: the horizontal pass adds three pairs of taps in each sweep over a block in cache, the vertical one
-takes four rows to four rows, sixteen multiply-adds for eight numbers read.
+**Spatial filter.** A shift by dx columns is a shift by dx·classes numbers, so both passes are vector loops limited by
+reading: the horizontal one adds three pairs of taps per sweep, the vertical one takes four rows to four rows.
 
 **Softmax** over few classes in float32:
 
     exp(x) = 2^n · exp(f),    n = round(x / ln 2),    f = x − n·ln 2,    |f| ≤ ln(2) / 2
 
-with a polynomial for exp(f) (relative error 1e-7) and 2^n written straight into the exponent's bits: nothing but
-additions, multiplications and shifts over long contiguous runs, whatever the number of classes. For 21 classes, whose
-rows do not fill whole vector registers, it takes half the time of torch's.
+with a polynomial for exp(f) (relative error 1e-7) and 2^n written into the exponent's bits. For 21 classes, whose rows
+do not fill whole vector registers, it takes half the time of torch's.
 """
 
 # Numba reads these functions, mypy cannot: their arguments are numpy arrays and integers.
@@ -41,9 +37,7 @@ _reordered = njit(nogil=True, cache=True, fastmath={"contract", "reassoc", "nnan
 
 BLOCK = 128  # pixels located at a time: they stay in the innermost cache
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio: spreads neighbouring keys over the table
-
 ROW_BLOCK = 1024  # numbers of a row that stay in the innermost cache while all taps are added
-
 PIXELS = 64  # of the softmax at a time: their logits stay in the innermost cache
 LOWEST = np.float32(-60.0)  # no probability below exp(-60): denormal numbers are slow to add
 SHIFTER = np.float32(3 << 22)  # adding it leaves the nearest integer in the lowest bits
@@ -76,10 +70,7 @@ def _enlarge(table, keys, count):
 
 @_no_contraction
 def _round(features, scale, start, size, elevated, nearest, rank):
-    """Coordinates of some pixels in the hyperplane, their nearest vertex with remainder 0, and their ranks.
-
-    All are (d + 1, BLOCK) in float64, pixels last, so that the loops over pixels vectorise.
-    """
+    """(d + 1, BLOCK) coordinates of pixels in the hyperplane, their nearest vertex with remainder 0, their ranks."""
     corners = elevated.shape[0]
     d = corners - 1
     for p in range(size):
@@ -113,18 +104,9 @@ def _round(features, scale, start, size, elevated, nearest, rank):
 
 @_no_contraction
 def locate_pixels(features, scale, low, strides, vertices, weights):
-    """Fills the vertex indices and the barycentric weights of every pixel.
+    """Fills the (N, d + 1) vertex indices and barycentric weights of pixels with features (d, N).
 
-    Args:
-        features: (d, N) of every pixel.
-        scale: (d,) lengths of the lattice's axes.
-        low: (d + 1,) subtracted from a vertex's coordinates before they are packed into one integer.
-        strides: (d + 1,) the factors of the coordinates in that integer.
-        vertices: (N, d + 1) indices of the vertices, to be filled.
-        weights: (N, d + 1) barycentric weights, to be filled.
-
-    Returns:
-        The hash table and the packed coordinates of the vertices by index, for `find_neighbours`.
+    A vertex is packed as (coordinates − low) · strides, (d + 1,) each. Returns the hash table and the packed vertices.
     """
     d, pixels = features.shape
     corners = d + 1
@@ -205,10 +187,7 @@ def blur(source, ahead, behind, classes, target):
 
 @_compiled
 def slice_back(lattice, starts, weights, classes, add, out):
-    """out[p, k] = Σ_c weights[p, c] · lattice[starts[p, c] + k], or adds it to what is there.
-
-    The six corners of five dimensions are read in one sweep.
-    """
+    """out[p, k] (+)= Σ_c weights[p, c] · lattice[starts[p, c] + k]; the six corners of five dimensions in one sweep."""
     corners = starts.shape[1]
     together = corners - corners % 6
     for p in range(starts.shape[0]):
@@ -251,16 +230,7 @@ def _three_pairs(line, l0, r0, l1, r1, l2, r2, size, w0, w1, w2, total):
 
 @_compiled
 def horizontal(values, taps, classes, row_scale, tile, out):
-    """out[y, x] = Σ_t taps[|t|] · line[x + t] with line[x] = row_scale[y] · tile[x] · values[y, x].
-
-    Args:
-        values: Flat (rows, columns, classes).
-        taps: The kernel at distances 0, 1, …, radius.
-        classes: Their number.
-        row_scale: A factor for every row of the input.
-        tile: Flat (columns, classes): a factor for every number of a row of the input.
-        out: Flat, like values.
-    """
+    """out[y, x] = Σ_t taps[|t|] · line[x + t] with line[x] = row_scale[y] · tile[x] · values[y, x]."""
     run, radius = tile.size, taps.size - 1
     border = radius * classes
     line, total = np.zeros(run + 2 * border, values.dtype), np.empty(ROW_BLOCK, values.dtype)
@@ -306,16 +276,7 @@ def _rows_to_rows(values, i, run, size, taps, c, total):
 
 @_compiled
 def vertical(values, taps, row_scale, tile, add, out):
-    """out[y, x] = row_scale[y] · tile[x] · Σ_t taps[|t|] · values[y + t, x], or adds it to what is there.
-
-    Args:
-        values: Flat (rows, columns, classes).
-        taps: The kernel at distances 0, 1, …, radius.
-        row_scale: A factor for every row of the output.
-        tile: Flat (columns, classes): a factor for every number of a row of the output.
-        add: Whether to add.
-        out: Flat, like values.
-    """
+    """out[y, x] (+)= row_scale[y] · tile[x] · Σ_t taps[|t|] · values[y + t, x]; all flat, tile (columns, classes)."""
     height, run, radius = row_scale.size, tile.size, taps.size - 1
     both = np.zeros(2 * radius + 7, taps.dtype)  # the taps of both sides, and zeros for rows out of reach
     for t in range(-radius, radius + 1):
@@ -390,10 +351,7 @@ def _divide_by_sum(values, pixels, classes, out, start):
 
 @_compiled
 def softmax_rows(potentials, message, classes, out):
-    """out = softmax(potentials + message) over the classes of every pixel.
-
-    All three are flat (pixels, classes) in float32; an empty message stands for zero.
-    """
+    """out = softmax(potentials + message), all flat (pixels, classes) in float32; an empty message stands for zero."""
     values, bits = np.empty(PIXELS * classes, np.float32), np.empty(PIXELS * classes, np.int32)
     powers = bits.view(np.float32)
     for start in range(0, potentials.size, PIXELS * classes):

@@ -4,33 +4,29 @@ The CRF has a pairwise factor for every two pixels i < j of an image:
 
     log P(y) = Σ_i u_i(y_i) − Σ_{i<j} Σ_m k_m(i, j) M_m(y_i, y_j) − log Z,       M_m(k, l) = μ(k, l) w_m(l)
 
-with compatibility μ (Potts: 1 − I), kernel weights w_m, per class or the same for all, and kernels k_m normalised
-as the graph says. Starting from q = softmax(u), an iteration updates all pixels at once:
+with compatibility μ (Potts: 1 − I), kernel weights w_m, per class or shared, and kernels k_m normalised as the graph
+says. Starting from q = softmax(u), an iteration updates all pixels at once:
 
     gathered_i(l) = Σ_m w_m(l) Σ_j A_m(i, j) q_j(l)
     message_i(k)  = −Σ_l μ(k, l) gathered_i(l)
     q_i           ← softmax(u_i + message_i)
 
-As in all published code the sum includes j = i, so a pixel also depends on its own last belief. With μ = 1 − I and one
-weight per kernel these are the updates of pydensecrf with `PottsCompatibility(w_m)`; with learned μ and w those of
-CRF-RNN (Zheng et al., ICCV 2015). With Potts compatibility the message is gathered_i(k) less a number that is the same
-for all classes k, which a softmax ignores: it is left out, and no matrix is multiplied.
+As in all published code the sum includes j = i. With μ = 1 − I and one weight per kernel these are the updates of
+pydensecrf with `PottsCompatibility(w_m)`; with learned μ and w those of CRF-RNN (Zheng et al., ICCV 2015). The Potts
+message is gathered_i(k) up to a constant over k, which a softmax ignores: no matrix is multiplied.
 
-The message is linear in q, and the filters A_m act on pixels while w and μ act on classes. So with g the gradient
-for the message and h_m = A_mᵀ g, every other gradient follows from one transposed filter per kernel and q itself:
+With g the gradient in the message and h_m = A_mᵀ g, all gradients follow from one transposed filter per kernel and q,
+the only tensor that the forward pass stores:
 
     dq = −Σ_m (h_m μ) diag(w_m)      C_m(k, l) = Σ_i h_m,i(k) q_i(l)
     dμ = −Σ_m C_m diag(w_m)          dw_m(l)   = −Σ_k μ(k, l) C_m(k, l)
 
-Only q is stored by the forward pass, and the softmax that made it stores that very tensor already.
-
-The lower bound
+The lower bound leaves j = i out:
 
     log Z ≥ Σ_i E_q[u_i] + H(q_i) − ½ Σ_m Σ_{i≠j} k_m(i, j) q_iᵀ M_m q_j
 
-leaves j = i out: it is the bound of the CRF above (of its symmetric part ½(M_m + M_mᵀ), where M_m is not symmetric,
-since a pair of pixels has no order). With `method="exact"` it is a true bound for every q, converged or not. The fast
-filters' is that of the kernel they approximate, up to an approximate diagonal of the lattice.
+It is the bound of the CRF above (of its symmetric part ½(M_m + M_mᵀ), since a pair of pixels has no order). With
+`method="exact"` it holds for every q; with the fast filters up to their approximation of kernel and diagonal.
 """
 
 from __future__ import annotations
@@ -86,7 +82,6 @@ class _Interaction(torch.autograd.Function):
         grad = grad.contiguous()
         if compatibility is None and not for_weights:
             return _transposed(ctx.filters, grad, weights), None, None, None
-
         to_probabilities, to_weights = torch.zeros_like(grad), torch.empty_like(weights)
         to_compatibility = torch.zeros_like(compatibility) if for_compatibility else None
         unit = torch.ones_like(weights[:1])
@@ -112,23 +107,13 @@ def _transposed(filters: Sequence[Sequence[Filter]], grad: Tensor, weights: Tens
 
 
 def interact(filters: Filters, probabilities: Tensor, weights: Tensor, compatibility: Tensor | None) -> Tensor:
-    """(B, N, K) the message to every pixel, differentiable in the three tensors.
-
-    Args:
-        filters: by image, by kernel.
-        probabilities: (B, N, K).
-        weights: (kernels, K).
-        compatibility: (K, K), or None for Potts.
-    """
+    """(B, N, K) message to every pixel, differentiable; weights are (kernels, K), compatibility None is Potts."""
     result: Tensor = _Interaction.apply(probabilities, weights, compatibility, filters)  # type: ignore[no-untyped-call]
     return result
 
 
 def softmax_into(potentials: Tensor, message: Tensor | None, out: Tensor, *, compiled: bool) -> None:
-    """Sets `out` to softmax(potentials + message), without a gradient; all are (…, K) and contiguous.
-
-    `compiled` uses the CPU kernel, which is for float32; anything else goes through torch.
-    """
+    """Sets `out` to softmax(potentials + message), all (…, K) and contiguous, without a gradient."""
     if compiled and potentials.dtype == torch.float32:
         from messagenet.inference.dense.kernels import softmax_rows
 
@@ -271,28 +256,19 @@ class DenseMeanField:
 
 @dataclass(frozen=True, eq=False)
 class _Problem:
-    """The mean-field equations of one run, pixels in one axis and classes last.
-
-    Attributes:
-        graph: the images and kernels.
-        potentials: (B, N, K).
-        weights: (kernels, K).
-        compatibility: (K, K) or None.
-    """
+    """The mean-field equations of one run, pixels in one axis and classes last."""
 
     graph: DenseGraph
-    potentials: Tensor
-    weights: Tensor
-    compatibility: Tensor | None
+    potentials: Tensor  # (B, N, K)
+    weights: Tensor  # (kernels, K)
+    compatibility: Tensor | None  # (K, K), or None for Potts
 
     @property
     def needs_gradient(self) -> bool:
-        """Whether anything is to be differentiated."""
         tensors = (self.potentials, self.weights, self.compatibility)
         return torch.is_grad_enabled() and any(part is not None and part.requires_grad for part in tensors)
 
     def detached(self) -> _Problem:
-        """The same numbers, without a gradient."""
         compatibility = None if self.compatibility is None else self.compatibility.detach()
         return _Problem(self.graph, self.potentials.detach(), self.weights.detach(), compatibility)
 
