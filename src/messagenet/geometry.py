@@ -1,11 +1,10 @@
-"""Where nodes lie on pixels: the one place that relates a feature map to its image.
+"""Where nodes lie on pixels.
 
     node i of a map with stride s covers the pixels from i·s to (i + 1)·s and lies at their middle, (i + ½)·s
     pixel y lies at y + ½ on the image and therefore at (y + ½)/s − ½ on the map
 
-The stride may be fractional. Images of several sizes in a batch are padded below and on the right, so the size of an
-image, in pixels, says which nodes of the padded map exist. A cell that reaches over the edge of its image, because the
-size is no multiple of the stride, is labelled by the part that lies inside.
+The stride may be fractional. Images of several sizes in a batch are padded below and on the right; an image's size, in
+pixels, says which nodes exist. A cell that reaches over the edge of its image is labelled by the part inside.
 """
 
 from __future__ import annotations
@@ -35,13 +34,10 @@ def map_size(features: Features) -> tuple[int, int]:
 def node_mask(sizes: Tensor | None, size: tuple[int, int], stride: float) -> Tensor | None:
     """Which nodes of padded maps lie on their image, (B, h, w) bool; None if all images have the same size.
 
+    `sizes` are the images' heights and widths in pixels, (B, 2), `size` is the maps' (h, w).
+
     >>> node_mask(torch.tensor([[8, 8], [8, 4]]), (2, 2), 4)[:, 0].tolist()
     [[True, True], [True, False]]
-
-    Args:
-        sizes: Height and width of each image in pixels, (B, 2); None for equal ones.
-        size: (h, w) of the maps.
-        stride: Pixels per node.
     """
     if sizes is None or bool((sizes == sizes[:1]).all()):
         return None
@@ -56,21 +52,16 @@ def node_mask(sizes: Tensor | None, size: tuple[int, int], stride: float) -> Ten
 def node_targets(
     target: Tensor, size: tuple[int, int], stride: float, cell_label: CellLabel = "centre", sizes: Tensor | None = None
 ) -> Tensor:
-    """Labels of the nodes, (B, h, w), from labels of the pixels (B, H, W).
+    """Labels of the nodes, (B, h, w), from labels of the pixels (B, H, W), 255 for void; sizes as for `node_mask`.
+
+    "centre" takes the label of the pixel at the centre of the cell, "majority" the label that covers most of it; the
+    latter gives void only where the whole cell is void.
 
     >>> target = torch.tensor([[[0, 0, 1, 255], [0, 2, 2, 2], [3, 3, 3, 3]]])
     >>> node_targets(target, (2, 2), 2, "centre").tolist()
     [[[2, 2], [3, 3]]]
     >>> node_targets(target, (2, 2), 2, "majority").tolist()
     [[[0, 2], [3, 3]]]
-
-    Args:
-        target: Class ids and 255 for void.
-        size: (h, w) of the feature map.
-        stride: Pixels per node.
-        cell_label: "centre" for the label of the pixel at the centre of the cell, "majority" for the label that covers
-            most of it; void only where the whole cell is void.
-        sizes: Height and width of each image in pixels, (B, 2), where smaller ones were padded.
     """
     if cell_label == "majority":
         return _majority(target, size, stride)
@@ -111,8 +102,7 @@ def _cell_index(pixels: int, nodes: int, stride: float, device: torch.device) ->
 def upsample(logits: Tensor, size: tuple[int, int], stride: float) -> Tensor:
     """Node values (B, K, h, w) at the pixels of the image, (B, K, H, W): bilinear, corners not aligned.
 
-    The map is enlarged by exactly the stride, then cut to the image: cells that reach over its edge do not shift the
-    others.
+    The map is enlarged by exactly the stride, then cut: cells that reach over the edge do not shift the others.
     """
     whole = (round(logits.shape[2] * stride), round(logits.shape[3] * stride))
     enlarged = functional.interpolate(logits, size=whole, mode="bilinear", align_corners=False)
@@ -146,7 +136,7 @@ def _sample_strip(logits: Tensor, start: int, stop: int, width: int, stride: flo
 
 
 def _cut_strip(logits: Tensor, start: int, stop: int, width: int, stride: float) -> Tensor:
-    """The same where `start` is the edge of a cell: those cells and one more on either side, enlarged and cut."""
+    """The same where `start` is the edge of a cell: those cells and one more on either side, upsampled and cut."""
     first = min(max(0, round(start / stride) - 1), logits.shape[1] - 1)
     # Contiguous cells give contiguous pixels of a class, which are faster to compare.
     cells = logits[None, :, first : math.ceil(stop / stride) + 1].contiguous()
@@ -155,7 +145,7 @@ def _cut_strip(logits: Tensor, start: int, stop: int, width: int, stride: float)
 
 
 def interpolation_matrix(nodes: int, pixels: int, stride: float, ref: Tensor) -> Tensor:
-    """The matrix (pixels, nodes) that interpolates along one axis as `upsample` does, like `ref` in type and device."""
+    """The matrix (pixels, nodes) of `upsample` along one axis, with the dtype and device of `ref`."""
     identity = torch.eye(nodes, dtype=ref.dtype, device=ref.device)[None]
     rows = functional.interpolate(identity, size=round(nodes * stride), mode="linear", align_corners=False)
     missing = max(0, pixels - rows.shape[2])
@@ -163,13 +153,13 @@ def interpolation_matrix(nodes: int, pixels: int, stride: float, ref: Tensor) ->
 
 
 def node_centres(pixels: int, stride: float, device: torch.device) -> Tensor:
-    """Where the nodes of an image that is so many pixels long lie, in pixels from its edge, float64."""
+    """Positions of the nodes along an image side of so many pixels, in pixels from its edge, float64."""
     nodes = -int(-pixels // stride)
     return (torch.arange(nodes, device=device, dtype=torch.float64) + 0.5) * stride
 
 
 def pixel_to_node(positions: Tensor, stride: float) -> Tensor:
-    """Fractional node indices of points that are given in pixels from the edge of the image."""
+    """Fractional node indices of positions in pixels from the edge of the image."""
     return positions / stride - 0.5
 
 

@@ -1,12 +1,12 @@
 """Settings: a keyword of a registered class, written once.
 
-The signature is the schema. Parameters with a default value are the settings of a class or function; their
-annotations are the types, the lines under `Args:` (or `Attributes:`) the help. `**options` stands for those of the
-base class. YAML files, `--set`, `messagenet settings`, `config.json` and Python keywords all read `options(make)`.
-Parameters without a default are given by the program.
+The signature is the schema. Parameters with a default value are the settings of a class or function; their annotations
+are the types, the lines under `Args:` (or `Attributes:`) the help. `**options` stands for those of the base class. YAML
+files, `--set`, `messagenet settings`, `config.json` and Python keywords all read `options(make)`. Parameters without a
+default are given by the program.
 
-A *component* (a backbone, a neck, a head, a loss, an engine, a data reader) is chosen by its kind. `register` enters a
-kind into the registry of its group, which is the only list of kinds there is:
+A *component* (backbone, neck, head, loss, engine, data reader) is chosen by its kind, which `register` enters into the
+registry of its group:
 
     @register("head", "mine")
     class MyHead(nn.Module):
@@ -14,9 +14,9 @@ kind into the registry of its group, which is the only list of kinds there is:
 
     {"kind": "mine", "width": 32}         a component as plain values; "mine" alone means its defaults
 
-Checking is strict and happens before anything is built: an unknown name is refused with the nearest known one, a value
-of the wrong type with the type that is wanted, both by their full path, such as `model.head.hidden`. When the kind of a
-component changes, options that were set and that the new kind has keep their value; the others are dropped.
+Settings are checked before anything is built. An unknown name is refused with the nearest known one, a value of the
+wrong type with the type that is wanted, both by full path, such as `model.head.hidden`. When a component's kind
+changes, options that were set and that the new kind has keep their value; the others are dropped.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def _read_options(make: Callable[..., Any]) -> dict[str, Option]:
 
 
 def help_texts(make: Callable[..., Any]) -> dict[str, str]:
-    """What the docstring of a class or function says under "Args:" or "Attributes:", by name; bases come first."""
+    """The entries under "Args:" or "Attributes:" in a docstring, by name; those of base classes come first."""
     found: dict[str, str] = {}
     for source in reversed(inspect.getmro(make)) if inspect.isclass(make) else (make,):
         text = inspect.cleandoc(source.__doc__ or "")
@@ -107,7 +107,7 @@ def help_texts(make: Callable[..., Any]) -> dict[str, str]:
 
 
 def _entries(block: str) -> dict[str, str]:
-    """The indented lines "name: text" at the beginning of a block; deeper ones continue a text."""
+    """The lines "name: text" at the beginning of a block; deeper lines continue a text."""
     found: dict[str, str] = {}
     names: list[str] = []
     for line in block.splitlines():
@@ -142,7 +142,7 @@ def register(group: str, kind: str) -> Callable[[Factory], Factory]:
 
 
 def _record_config(make: type, kind: str) -> None:
-    """Lets `__init__` keep the values of all settings in `self.config`."""
+    """Wraps `__init__` to store the values of all settings in `self.config`."""
     initialise = make.__init__  # type: ignore[misc]
     signature = inspect.signature(initialise)
 
@@ -173,11 +173,7 @@ def find(group: str, kind: str, path: str = "") -> Callable[..., Any]:
 def component(group: str, spec: str | Spec, base: Spec | None = None, path: str = "") -> dict[str, Any]:
     """A component's kind and the values of all its settings, checked.
 
-    Args:
-        group: Of the component.
-        spec: Its kind, or a mapping with settings to change; without a kind it is that of `base`.
-        base: A checked component that the settings change.
-        path: Of the component, for error messages.
+    `spec` is a kind or a mapping of settings; what it leaves out comes from `base`, a checked component.
     """
     path = path or group
     given = {KIND: spec} if isinstance(spec, str) else spec
@@ -203,14 +199,7 @@ def component(group: str, spec: str | Spec, base: Spec | None = None, path: str 
 
 
 def build(group: str, spec: str | Spec, *, path: str = "", **given: Any) -> Any:
-    """Builds a component.
-
-    Args:
-        group: Of the component.
-        spec: Its kind, or a mapping of its kind and settings.
-        path: Of the component, for error messages.
-        **given: Values for parameters without a default; those that it does not have are left out.
-    """
+    """Builds a component; `given` are values for its parameters without a default, others are ignored."""
     checked = component(group, spec, path=path)
     make = find(group, checked[KIND])
     known, wanted = options(make), inspect.signature(make).parameters
@@ -225,10 +214,9 @@ def build(group: str, spec: str | Spec, *, path: str = "", **given: Any) -> Any:
 
 
 def merge(base: T, values: Mapping[str, Any], path: str = "") -> T:
-    """A dataclass of settings with some of them replaced.
+    """A dataclass of settings with some of them replaced; sections and components keep what `values` does not name.
 
-    A section that is a dataclass, or a component, takes the settings that it is given and keeps the others. A class may
-    say in `resolve(changes)` what else changes with them.
+    A class may say in `resolve(changes)` what else changes with them.
     """
     if not isinstance(values, Mapping):
         raise InputError(f"{path or 'the configuration'} is {values!r}; give settings as name: value")
@@ -259,7 +247,7 @@ def component_group(hint: Any) -> str | None:
 
 
 def plain(value: Any) -> Any:
-    """A value as dictionaries, lists and scalars; a class with `to_setting` says itself how it is written."""
+    """A value as dictionaries, lists and scalars; a class may define its own form in `to_setting`."""
     if hasattr(value, "to_setting"):
         return value.to_setting()
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -307,7 +295,6 @@ def flat(value: Any, path: str = "") -> dict[str, Any]:
 
 
 def _suggestion(base: Any, key: str, path: str) -> str:
-    """The nearest setting here; or, at the top, one of that name in any section."""
     names = [f"{path}.{name}" if path else name for name in options(type(base))]
     elsewhere = [] if path else [full for full in flat(base) if full.rpartition(".")[2] == key]
     return f'did you mean "{elsewhere[0]}"?' if elsewhere else nearest(f"{path}.{key}" if path else key, names)
@@ -382,21 +369,15 @@ def _sequence(value: Any, hints: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _number(value: Any) -> float:
-    """A float; YAML 1.1 reads 1e-3 as text, which nobody means."""
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         raise Mismatch
     try:
-        return float(value)
+        return float(value)  # YAML 1.1 reads 1e-3 as text
     except ValueError:
         raise Mismatch from None
 
 
 def _advice(value: Any, hint: Any) -> str:
-    """The word that was probably meant, or what is wanted.
-
-    >>> _advice("adam", Literal["sgd", "adamw"])
-    'did you mean "adamw"?'
-    """
     choices = [
         word
         for each in (hint, *get_args(hint))
@@ -409,11 +390,6 @@ def _advice(value: Any, hint: Any) -> str:
 
 
 def _wanted(hint: Any) -> str:
-    """The values a type admits, in words.
-
-    >>> _wanted(int | None), _wanted(tuple[float, ...]), _wanted(Literal["sgd", "adamw"])
-    ('a whole number or null', 'a list, each a number', '"sgd" or "adamw"')
-    """
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is Annotated:
         return _wanted(arguments[0])

@@ -4,36 +4,31 @@ Piecewise training (Sutton & McCallum, UAI 2005) trains every factor as if it we
 
     J = 1/N [ Σ_p −log softmax_K(θ_p)[ŷ_p]  +  Σ_R 1/|R| Σ_{(p,q) ∈ R} −log softmax_{K²}(θ_pq)[ŷ_p, ŷ_q] ]
 
-over N labelled nodes, and pairs of which both ends are labelled. The partition function splits into one softmax per
-factor, so no inference is needed; but a pairwise factor has K² classes. ContextDCRF trains its potentials so (Lin,
-Shen, van den Hengel, Reid, arXiv 1504.01013), each kind by itself. Here |R| is the number of offsets of a relation,
-counting every unordered pair once: there are about |R| pairs to a node, so a relation weighs as much as the unary,
-whatever the size of its box. Dividing by |R|, and not by the number of labelled pairs in the batch, keeps the loss a
-sum over images.
+over N labelled nodes, and pairs with both ends labelled. The partition function splits into one softmax per factor, so
+no inference is needed, but a pairwise factor has K² classes. ContextDCRF trains its potentials so (Lin, Shen, van den
+Hengel, Reid, arXiv 1504.01013), each kind by itself. |R| is the number of offsets of a relation, every unordered pair
+counted once, so a relation weighs as much as the unary whatever its box, and the loss stays a sum over images.
 
 Pseudo-likelihood (Besag, 1975) predicts every node from the true labels of its neighbours:
 
     J = − 1/N Σ_p log P(ŷ_p | ŷ_{neighbours}, x),     P(y_p | …) = softmax( θ_p + Σ_q θ_pq(·, ŷ_q) )
 
-No inference is needed, but the neighbours' labels are known in training and not in prediction, so context is trusted
-more than it deserves. A neighbour without a label (void) is left out of the sum, as if it were not connected.
+No inference is needed, but labels of neighbours are known only in training, so the model relies on context too much. A
+neighbour without a label (void) is left out of the sum.
 
 Maximum likelihood needs inference for its gradient, at every step:
 
     J      = − 1/N log P(ŷ | x) = 1/N [ log Z(x) − Σ_p θ_p(ŷ_p) − Σ_{pq} θ_pq(ŷ_p, ŷ_q) ]
     ∂J/∂θ_pq(y, y') = 1/N [ P(y, y' | x) − 1[ŷ_p = y, ŷ_q = y'] ]                       and likewise for θ_p
 
-Marginals and log Z come from an engine. With belief propagation log Z is Bethe's; at a fixed point it is stationary
-in the messages, so its gradient is the beliefs that the messages give, and nothing is differentiated through the
-iterations (Wainwright & Jordan 2008, §4; Domke, PAMI 2013, compares the alternatives). On trees both are exact. Where
-messages have not converged the gradient is that of the beliefs all the same: pseudo-moment matching (Wainwright,
-Jaakkola & Willsky, AISTATS 2003). Nodes without a label are left out of the model, with their pairs. To sum them out
-instead would take a second inference, with the labelled nodes clamped, for nodes that are void because they have no
-right class.
+Marginals and log Z come from an engine. With belief propagation log Z is Bethe's. At a fixed point it is stationary in
+the messages, so its gradient is the beliefs, and nothing is differentiated through the iterations (Wainwright & Jordan
+2008, §4; Domke, PAMI 2013, compares the alternatives). On trees both are exact. Without convergence the gradient is
+still that of the beliefs: pseudo-moment matching (Wainwright, Jaakkola & Willsky, AISTATS 2003). Nodes without a label
+are left out of the model, with their pairs; summing them out would take a second inference.
 
-Potentials change little between two visits of an image, and so do their messages: belief propagation that starts where
-it ended last time needs a few iterations instead of many (persistent messages; the idea of persistent chains for
-sampling, Tieleman, ICML 2008). It holds only for images that stay as they are; another crop has other messages.
+Persistent messages start belief propagation where it ended for the image in the previous epoch, which saves most
+iterations (the idea of persistent chains, Tieleman, ICML 2008). They need images that do not change between epochs.
 """
 
 from __future__ import annotations
@@ -87,14 +82,9 @@ class CRFLoss:
     def on_features(
         self, head: CRFHead, features: Features, labels: Tensor, mask: Tensor | None = None, ids: Sequence[str] = ()
     ) -> LossSum:
-        """The loss of a head on its features.
+        """The loss of a head on its features, (B, r, h, w) or one such map for each factor type.
 
-        Args:
-            head: The potentials.
-            features: What it sees, (B, r, h, w), or one map for each factor type.
-            labels: Classes of the nodes and 255 for void, (B, h, w).
-            mask: Which nodes exist, (B, h, w) bool.
-            ids: Of the images.
+        `labels` are the nodes' classes, 255 for void, `mask` is 0 at padding, both (B, h, w); `ids` are of the images.
         """
         raise NotImplementedError
 
@@ -106,7 +96,7 @@ class Piecewise(CRFLoss):
     def on_features(
         self, head: CRFHead, features: Features, labels: Tensor, mask: Tensor | None = None, ids: Sequence[str] = ()
     ) -> LossSum:
-        """The piecewise loss; arguments as for `CRFLoss.on_features`."""
+        """See `CRFLoss.on_features`."""
         parts = _with_labels(head.potentials(features, mask), labels)
         return sum_losses(piecewise(potentials.unary, potentials.relations, own) for potentials, own, _ in parts)
 
@@ -161,24 +151,16 @@ class Likelihood(CRFLoss):
 def _with_labels(
     parts: Iterable[tuple[Tensor | None, GridPotentials]], labels: Tensor
 ) -> Iterator[tuple[GridPotentials, Tensor, Tensor | None]]:
-    """The potentials of each size of map with the labels and the indices of its images."""
     for indices, potentials in parts:
         yield potentials, _cut(labels, indices, potentials.unary), indices
 
 
 def _cut(labels: Tensor, indices: Tensor | None, ref: Tensor) -> Tensor:
-    """The labels of some images, (b, h, w), cut to the size of their map."""
     return labels if indices is None else labels[indices, : ref.shape[1], : ref.shape[2]]
 
 
 def piecewise(unary: Tensor, relations: Iterable[Pairs], labels: Tensor) -> LossSum:
-    """The piecewise loss of a batch of maps of one size.
-
-    Args:
-        unary: Log-potentials θ_p, (B, h, w, K).
-        relations: For each relation, its pairwise log-potentials; at most one offset's exist at a time.
-        labels: Classes of the nodes and 255 for void, (B, h, w).
-    """
+    """The piecewise loss of maps of one size: θ_p (B, h, w, K), θ_pq by relation, labels (B, h, w), 255 for void."""
     total, count = cross_entropy_sum(unary, labels)
     for pairs in relations:
         for pair in pairs:
@@ -201,18 +183,12 @@ def _pieces(pair: PairTable, labels: Tensor, w: Window, num_classes: int) -> Ten
 
 
 def pseudo_likelihood(unary: Tensor, relations: Iterable[Pairs], labels: Tensor) -> LossSum:
-    """The negative log pseudo-likelihood of a batch of maps of one size.
-
-    Args:
-        unary: Log-potentials θ_p, (B, h, w, K).
-        relations: For each relation, its pairwise log-potentials; at most one offset's exist at a time.
-        labels: Classes of the nodes and 255 for void, (B, h, w).
-    """
+    """The negative log pseudo-likelihood of maps of one size; arguments as for `piecewise`."""
     return cross_entropy_sum(conditional_logits(unary, relations, labels), labels)
 
 
 def conditional_logits(unary: Tensor, relations: Iterable[Pairs], labels: Tensor) -> Tensor:
-    """θ_p(y) + Σ_q θ_pq(y, ŷ_q) for every node and class, (B, h, w, K); arguments as above."""
+    """θ_p(y) + Σ_q θ_pq(y, ŷ_q) for every node and class, (B, h, w, K); arguments as for `piecewise`."""
     logits = unary
     for pairs in relations:
         for pair in pairs:
@@ -224,7 +200,7 @@ def conditional_logits(unary: Tensor, relations: Iterable[Pairs], labels: Tensor
 
 
 def _messages_from_labels(pair: PairTable, labels: Tensor, w: Window) -> tuple[Tensor, Tensor]:
-    """What the label of either end contributes to the other, for the pairs with one offset, (B, h', w', K) each."""
+    """What the label of either end adds to the other end's logits, (B, h', w', K) each."""
     first, second = (labels[part][..., None] for part in (w.receivers, w.senders))  # (B, h', w', 1)
 
     def messages() -> tuple[Tensor, Tensor]:
@@ -237,12 +213,10 @@ def _messages_from_labels(pair: PairTable, labels: Tensor, w: Window) -> tuple[T
 
 
 def _index(labels: Tensor) -> Tensor:
-    """The labels with void as 0, to look up what will be left out."""
-    return torch.where(labels != VOID, labels, 0)
+    return torch.where(labels != VOID, labels, 0)  # void is masked after the lookup
 
 
 def _pad_window(values: Tensor, part: tuple[slice, slice, slice], ref: Tensor) -> Tensor:
-    """Values of a window on the whole map, 0 around it."""
     (_, rows, columns), (_, height, width, _) = part, ref.shape
     return functional.pad(values, (0, 0, columns.start, width - columns.stop, rows.start, height - rows.stop))
 
@@ -251,22 +225,14 @@ def likelihood(
     unary: Tensor,
     relations: Sequence[Pairs],
     labels: Tensor,
-    engine: Engine,
+    engine: Engine,  # computes marginals and log Z; belief propagation if there is a memory
     *,
     memory: MessageMemory | None = None,
     ids: Sequence[str] = (),
 ) -> LossSum:
-    """The negative log-likelihood of a batch of maps of one size.
+    """The negative log-likelihood of maps of one size; arguments as for `piecewise`, `ids` for the memory.
 
-    Unlike in the other objectives, the tables of all pairs and their marginals exist at the same time.
-
-    Args:
-        unary: Log-potentials θ_p, (B, h, w, K).
-        relations: For each relation, its pairwise log-potentials.
-        labels: Classes of the nodes and 255 for void, (B, h, w).
-        engine: What computes marginals and log Z.
-        memory: Where messages of earlier steps are kept, to begin with; the engine is then one that passes messages.
-        ids: Of the images, for the memory.
+    Unlike in the other losses, the tables of all pairs and their marginals exist at the same time.
     """
     known = labels != VOID
     query = engine.run if memory is None else _warm_started(engine, memory, ids)
@@ -303,7 +269,6 @@ def _marginal_residuals(
 
 
 def _warm_started(engine: Engine, memory: MessageMemory, ids: Sequence[str]) -> Query:
-    """Runs a message-passing engine from where it ended for these images."""
     assert isinstance(engine, BeliefPropagation)
 
     def query(graph: FactorGraph, potentials: Potentials) -> Result:
@@ -323,12 +288,11 @@ def _residual(marginals: Tensor, states: Tensor, present: Tensor) -> Tensor:
 
 
 def _expected(pair: PairTable, residual: Tensor) -> Tensor:
-    """Σ θ_pq · residual over all pairs with one offset."""
     return recompute(lambda: (at_least_float32(pair.table()) * residual).sum())
 
 
 class MessageMemory:
-    """The last messages of every image, by name, in main memory.
+    """The last messages of every image, by id, in main memory.
 
     >>> memory = MessageMemory()
     >>> memory.store(["cat"], torch.ones(1, 5, 3))
@@ -343,12 +307,7 @@ class MessageMemory:
         return len(self._messages)
 
     def recall(self, ids: Sequence[str], shape: tuple[int, int]) -> Tensor:
-        """Messages to begin with, (B, rows, K); zeros for images not seen before, or seen with another map size.
-
-        Args:
-            ids: Of the images.
-            shape: Rows and classes of their messages.
-        """
+        """Initial messages, (B, *shape); zeros for images not seen before, or seen with another map size."""
         stored = (self._messages.get(name) for name in ids)
         nothing = torch.zeros(shape)
         return torch.stack([nothing if m is None or m.shape != shape else m for m in stored])

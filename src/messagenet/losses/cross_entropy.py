@@ -2,18 +2,17 @@
 
     J = − mean_p log P(ŷ_p | x),      P(y_p | x) = softmax( Σ_F β_{F→p} )
 
-Plain classification: no inference, no partition function, no sampling in its gradient. Void (255) is left out of the
-mean. The loss is on the nodes, or on the pixels after bilinear upsampling of the logits:
+The gradient needs no inference, partition function or sampling. Void (255) is left out. The loss is on the nodes, or on
+the pixels after bilinear upsampling of the logits:
 
     up = Y L Xᵀ        bilinear interpolation: Y (H, h) and X (W, w) hold two weights in a row
     J  = Σ_labelled −log softmax(up)[ŷ],      ∂J/∂L = Yᵀ (softmax(up) − ŷ) X
 
-Value and gradient come from one pass over the images, each small enough for the processor's cache; what is kept for the
-backward pass has the size of the logits. Interpolating, taking logarithms and going back as separate operations would
-move K·H·W numbers of the whole batch through memory some ten times.
+Value and gradient come from one pass, image by image, each small enough for the CPU's cache; only a tensor of
+the logits' size is stored. Separate operations would move K·H·W numbers of the batch through memory some ten times.
 
-A loss is called with a model and a batch and returns a sum and a count, so that any number of batches and processes can
-share one mean, J = Σ total / Σ count. A mean of means would depend on how images are divided among them.
+A loss returns a sum and a count, so that batches and processes share one mean, J = Σ total / Σ count, however images
+are divided among them.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ Resolution = Literal["nodes", "pixels"]
 
 
 class LossSum(NamedTuple):
-    """A summed loss and the number of labelled nodes or pixels that it is to be divided by, both scalars."""
+    """A summed loss and the number of labelled nodes or pixels to divide it by, both scalars."""
 
     total: Tensor
     count: Tensor  # type: ignore[assignment]
@@ -129,26 +128,16 @@ def batch_features(model: SegmentationModel, batch: Batch) -> tuple[Features, Te
 
 
 def marginal_cross_entropy(
-    logits: Tensor,
-    target: Tensor,
-    stride: float,
+    logits: Tensor,  # sums of messages, (B, K, h, w)
+    target: Tensor,  # labels of the pixels, (B, H, W), 255 for void
+    stride: float,  # pixels per node
     *,
     resolution: Resolution = "nodes",
     cell_label: CellLabel = "centre",
     label_smoothing: float = 0.0,
-    sizes: Tensor | None = None,
+    sizes: Tensor | None = None,  # height and width of each image in pixels, (B, 2), where smaller ones were padded
 ) -> LossSum:
-    """The loss of node logits over labelled nodes or pixels.
-
-    Args:
-        logits: Sums of messages, (B, K, h, w).
-        target: Labels of the pixels, (B, H, W), 255 for void.
-        stride: Pixels per node.
-        resolution: Where to compare: "nodes" or "pixels".
-        cell_label: How a node's label comes from its cell, for "nodes".
-        label_smoothing: Probability mass of the target that is spread uniformly over all classes.
-        sizes: Height and width of each image in pixels, (B, 2), where smaller ones were padded.
-    """
+    """The loss of node logits over labelled nodes or pixels."""
     logits = at_least_float32(logits)
     if resolution == "nodes":
         target = node_targets(target, (logits.shape[2], logits.shape[3]), stride, cell_label, sizes)
@@ -163,14 +152,10 @@ def marginal_cross_entropy(
 
 
 def cross_entropy_sum(logits: Tensor, target: Tensor) -> LossSum:
-    """− Σ_p log softmax(logits_p)[ŷ_p] over the labelled nodes.
+    """− Σ_p log softmax(logits_p)[ŷ_p] over the labelled nodes, from logits (…, K) and targets (…).
 
     >>> cross_entropy_sum(torch.zeros(3, 2), torch.tensor([0, 1, 255]))
     LossSum(total=tensor(1.3863), count=tensor(2))
-
-    Args:
-        logits: One row per node, (…, K).
-        target: Classes of the nodes and 255 for void, (…).
     """
     rows = at_least_float32(logits).flatten(0, -2)
     total = functional.cross_entropy(rows, target.flatten(), ignore_index=VOID, reduction="sum")
@@ -178,7 +163,7 @@ def cross_entropy_sum(logits: Tensor, target: Tensor) -> LossSum:
 
 
 def sum_losses(losses: Iterable[LossSum]) -> LossSum:
-    """One loss of several batches."""
+    """The loss of several batches together."""
     totals, counts = zip(*losses, strict=True)
     return LossSum(torch.stack(totals).sum(), torch.stack(counts).sum())
 

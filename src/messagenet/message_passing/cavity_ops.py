@@ -1,4 +1,4 @@
-"""Operators on single messages: what more than one iteration with exact cavities needs.
+"""Operators on single messages, for several iterations with exact cavities.
 
 On a grid, the message of slot (o, p) comes from q = p + o and depends on what q believes without p's own influence:
 
@@ -14,12 +14,9 @@ inputs x_s of its own:
     β_s = c_p (W₂ relu(t_s) + b₂)
 
 With an output layer, `pass_edges` and `pass_slots` return every β, which the next iteration needs for its cavities.
-Without one, in the last iteration, they return S_p = Σ relu(t) over the slots of p and leave W₂ to the caller.
-
-The hidden units relu(t) exist for one offset, or one chunk of slots, at a time; the backward pass recomputes them. It
-needs the inputs alone, so T iterations store
-
-    T · slots · K  +  slots · |x|  +  O(nodes · hidden)      numbers.
+Without one, in the last iteration, they return S_p = Σ relu(t) over the slots of p and leave W₂ to the caller. The
+hidden units relu(t) exist for one offset, or one chunk of slots, at a time, and are recomputed in the backward pass, so
+T iterations store T · slots · K + slots · |x| + O(nodes · hidden) numbers.
 """
 
 from __future__ import annotations
@@ -37,77 +34,49 @@ from messagenet.message_passing.fused_sum import accumulation_dtype, register_op
 
 
 class OutputLayer(NamedTuple):
-    """From hidden units to messages.
+    """From hidden units to messages."""
 
-    Attributes:
-        weight: W₂, (K, hidden).
-        bias: b₂, (K,).
-        scale: c, the aggregation's scale of messages to each node: (B or 1, H, W, 1) or (variables,).
-    """
-
-    weight: Tensor
-    bias: Tensor
-    scale: Tensor
+    weight: Tensor  # W₂, (K, hidden)
+    bias: Tensor  # b₂, (K,)
+    scale: Tensor  # c, the scale of messages to each node: (B or 1, H, W, 1) or (variables,)
 
 
 class Cavity(NamedTuple):
-    """What makes messages on a grid depend on the previous iteration.
+    """What makes messages on a grid depend on the previous iteration."""
 
-    Attributes:
-        weight: D, (hidden, K).
-        logits: L, the beliefs before normalisation, (B, H, W, K).
-        reverse: The mirror relation's messages, (B, n, H, W, K).
-        reverse_index: For each offset, the index of the reverse offset in the mirror relation.
-    """
-
-    weight: Tensor
-    logits: Tensor
-    reverse: Tensor
-    reverse_index: Sequence[int]
+    weight: Tensor  # D, (hidden, K)
+    logits: Tensor  # L, (B, H, W, K)
+    reverse: Tensor  # the mirror relation's messages, (B, n, H, W, K)
+    reverse_index: Sequence[int]  # of each offset: the reverse offset in the mirror relation
 
 
 class DependentInput(NamedTuple):
-    """What makes messages on a graph depend on the previous iteration.
+    """What makes messages on a graph depend on the previous iteration."""
 
-    Attributes:
-        incoming: Normalised variable-to-factor messages, or beliefs, (rows, K).
-        rows: For each slot, the row of each sender, (slots, order − 1).
-        columns: How they are joined into d.
-        weight: D, (hidden, columns).
-    """
-
-    incoming: Tensor
-    rows: Tensor
-    columns: Columns
-    weight: Tensor
+    incoming: Tensor  # normalised variable-to-factor messages, or beliefs, (rows, K)
+    rows: Tensor  # each sender's row of `incoming`, (slots, order − 1)
+    columns: Columns  # how the rows are joined into d
+    weight: Tensor  # D, (hidden, columns)
 
 
 class FactorInput(NamedTuple):
-    """The factors' own inputs: x, (slots, x), and C, (hidden, x)."""
+    """The factors' own inputs."""
 
-    values: Tensor
-    weight: Tensor
+    values: Tensor  # x, (slots, x)
+    weight: Tensor  # C, (hidden, x)
 
 
 def pass_edges(
-    receiver: Tensor,
-    sender: Tensor,
+    receiver: Tensor,  # P, (B, H, W, hidden)
+    sender: Tensor,  # Q, likewise; −∞ at padding
     offsets: Sequence[Offset],
-    cavity: Cavity | None = None,
+    cavity: Cavity | None = None,  # None in the first iteration
     output: OutputLayer | None = None,
-    mask: Tensor | None = None,
+    mask: Tensor | None = None,  # 0 at padding, (B, H, W, 1); None if all nodes exist
 ) -> Tensor:
     """Every message of a relation, (B, n, H, W, K), or without an output layer S, (B, H, W, hidden).
 
     Messages are 0 where the sender is padding or outside the map.
-
-    Args:
-        receiver: P, (B, H, W, hidden).
-        sender: Q, likewise; −∞ at padding.
-        offsets: The relation's offsets.
-        cavity: None in the first iteration, when no message has been sent yet.
-        output: The last layer and the scale of messages.
-        mask: 1 for nodes that exist, 0 for padding, (B, H, W, 1); None if all exist.
     """
     absent, shape = receiver.new_empty(0), receiver.shape[:3]
     cavity = cavity or Cavity(absent, absent, absent, [])
@@ -125,25 +94,15 @@ HIDDEN_AT_ONCE = 1 << 19  # hidden units of a chunk, about what the caches hold
 
 
 def pass_slots(
-    receiver: Tensor,
-    sender: Tensor,
+    receiver: Tensor,  # P, (variables, hidden)
+    sender: Tensor,  # Q, likewise
     slots: Slots,
-    dependent: DependentInput | None = None,
+    dependent: DependentInput | None = None,  # None in the first iteration, or where d is part of Q
     factor: FactorInput | None = None,
     output: OutputLayer | None = None,
-    chunk: int | None = None,
+    chunk: int | None = None,  # slots at once; by default as many as fit the caches
 ) -> Tensor:
-    """Every message, (slots, K), or without an output layer S, (variables, hidden).
-
-    Args:
-        receiver: P, (variables, hidden).
-        sender: Q, likewise.
-        slots: Receivers and senders.
-        dependent: None where no message has been sent yet, or where d is already part of Q.
-        factor: None where factors have no inputs of their own.
-        output: The last layer and the scale of messages.
-        chunk: Slots at once; by default as many as fit the caches.
-    """
+    """Every message, (slots, K), or without an output layer S, (variables, hidden)."""
     absent = receiver.new_empty(0)
     incoming, rows, columns, weight = dependent or DependentInput(absent, slots.senders, Columns((), (), (), 0), absent)
     out: Tensor = torch.ops.messagenet.pass_slots(
@@ -165,9 +124,7 @@ def _zeros(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
     return tuple(torch.zeros_like(values, memory_format=torch.contiguous_format) for values in tensors)
 
 
-class _Edges(NamedTuple):
-    """Arguments of the operator `pass_edges`: those of the function, flat."""
-
+class _Edges(NamedTuple):  # the arguments of `pass_edges`, flat
     receiver: Tensor
     sender: Tensor
     cavity_weight: Tensor
@@ -237,9 +194,7 @@ class _Edges(NamedTuple):
         return gradients
 
 
-class _Slots(NamedTuple):
-    """Arguments of the operator `pass_slots`: those of the function, flat."""
-
+class _Slots(NamedTuple):  # the arguments of `pass_slots`, flat
     receiver: Tensor
     sender: Tensor
     incoming: Tensor

@@ -1,17 +1,16 @@
 r"""The message estimator, and the iterations that heads on grids and on graphs share.
 
-A message estimator is a drop-in for a computed message. Belief propagation computes the factor-to-variable message
-β_{F→p} from a potential; here a network (C2: two fully connected layers, K outputs) estimates it from features:
+Belief propagation computes the factor-to-variable message β_{F→p} from a potential. Here a network (two fully connected
+layers, K outputs) estimates it from features:
 
     β_{F→p} = c_p ( W₂ relu( A f_p + B mean_{q∈F\p} f_q + D d_pF + C x_pF + b ) + b₂ )
     d_pF    = Σ_{q∈F\p} logsoftmax( L_q − β_{F→q} )              cavity "factor": loopy belief propagation
             = Σ_{q∈F\p} logsoftmax( L_q )                        cavity "none": mean field
     L_p     = Σ_{F∋p} β_{F→p},        P(y_p | x) = softmax(L_p)
 
-with the L and β of the previous iteration in d. The K outputs do not depend on the order of the factor, while a
-potential has K^order entries. A layer on the concatenation [f_p; f_q; d; x] is the sum of layers on its parts and is
-stored that way: A f and B f are computed once per node, never per edge. x holds the factor's own features and, where
-potentials are known, its computed message. A unary factor has A f_p + b alone.
+where d takes L and β from the previous iteration. M_F has K outputs whatever the factor's order; a potential has
+K^order entries. The first layer is stored in parts, so A f and B f are computed once per node, never per edge. x holds
+the factor's features and, where potentials are known, its computed message. A unary factor has A f_p + b alone.
 
 A message includes the scale c of the aggregation, so messages always sum to the logits L:
 
@@ -46,28 +45,18 @@ NodeFeatures = Tensor | Mapping[str, Tensor]
 
 
 class MessageEstimator(nn.Module):
-    """One estimator M_F, shared by all factors of a type.
-
-    Args:
-        in_channels: r, the length of a node's feature vector.
-        hidden: Units of the hidden layer.
-        num_classes: K of the receiver.
-        has_sender: False for the unary factor.
-        dependent_channels: Length of d; 0 if messages of the previous iteration are not an input.
-        factor_channels: Length of x; 0 for none.
-        zero_init: Start with zero messages, to be added to computed ones.
-    """
+    """One estimator M_F, shared by all factors of a type."""
 
     def __init__(
         self,
-        in_channels: int,
+        in_channels: int,  # r
         hidden: int,
-        num_classes: int,
+        num_classes: int,  # K of the receiver
         *,
-        has_sender: bool = True,
-        dependent_channels: int = 0,
-        factor_channels: int = 0,
-        zero_init: bool = False,
+        has_sender: bool = True,  # False for the unary factor
+        dependent_channels: int = 0,  # length of d; 0 if messages of the previous iteration are not an input
+        factor_channels: int = 0,  # length of x
+        zero_init: bool = False,  # start with zero messages, to be added to computed ones
     ) -> None:
         super().__init__()
         self.receiver = nn.Linear(in_channels, hidden)
@@ -116,16 +105,10 @@ def message_scale(aggregation: Aggregation, count: Tensor, degree: float) -> Ten
 
 
 class Beliefs(NamedTuple):
-    """The state between iterations, on a grid (nodes: B, H, W) or on a graph (nodes: variables).
+    """The state between iterations, on a grid (nodes: B, H, W) or on a graph (nodes: variables)."""
 
-    Attributes:
-        totals: For each factor type, the sum of its messages to every node, (nodes, K).
-        messages: For types whose cavities the next iteration needs, every message: (B, n, H, W, K) on a grid,
-            (slots, K) on a graph.
-    """
-
-    totals: dict[str, Tensor]
-    messages: dict[str, Tensor]
+    totals: dict[str, Tensor]  # for each factor type, the sum of its messages to every node, (nodes, K)
+    messages: dict[str, Tensor]  # every message of types with cavities: (B, n, H, W, K) or (slots, K)
 
     @property
     def logits(self) -> Tensor:
@@ -134,11 +117,7 @@ class Beliefs(NamedTuple):
 
 
 class Context:
-    """Everything that is constant across iterations: the graph, the features and their projections.
-
-    Args:
-        features: For each factor type, "unary" among them, (nodes, r).
-    """
+    """Everything that is constant across iterations: graph, features (nodes, r) by factor type, projections."""
 
     def __init__(self, features: Mapping[str, Tensor]) -> None:
         self.features = features
@@ -168,8 +147,7 @@ class MessagePassingResult:
 
     Attributes:
         logits: L, (variables, K), −∞ at classes that a variable does not have; on a grid (B, K, H, W).
-        messages: For each factor type, the sum of its last messages to every node, shaped like the logits, which
-            are their sum.
+        messages: For each factor type, the sum of its last messages to every node; together they sum to the logits.
         iterations: How many were run.
         converged: Whether the last change was within the tolerance; None without a tolerance.
         history: The largest change of a probability in each iteration; empty without a tolerance.
@@ -215,15 +193,12 @@ class IterativeHead(nn.Module, Generic[ContextT]):
     """T synchronous iterations of learned messages; a subclass implements one iteration, `step`.
 
     The keyword-only parameters of a subclass are its options, stored in attributes of the same name.
-
-    Attributes:
-        estimators: One set of estimators for all iterations if tied, else one per iteration.
     """
 
     iterations: int
     tied: bool
     initial: Initial
-    estimators: nn.ModuleList
+    estimators: nn.ModuleList  # one set for all iterations if tied, else one per iteration
 
     @property
     def options(self) -> dict[str, Any]:
@@ -265,13 +240,9 @@ class IterativeHead(nn.Module, Generic[ContextT]):
         raise NotImplementedError
 
     def step(self, context: ContextT, iteration: int, previous: Beliefs, *, keep_messages: bool = True) -> Beliefs:
-        """One synchronous iteration: every factor sends, then every node sums.
+        """One synchronous iteration, counted from 0: every factor sends, then every node sums.
 
-        Args:
-            context: The graph and its features.
-            iteration: Counted from 0; it selects the estimators of an untied head.
-            previous: The beliefs before it.
-            keep_messages: Keep single messages where the next iteration needs them for its cavities.
+        `keep_messages` keeps single messages where the next iteration needs them for its cavities.
         """
         raise NotImplementedError
 
@@ -284,13 +255,7 @@ class IterativeHead(nn.Module, Generic[ContextT]):
     def iterate(
         self, context: ContextT, iterations: int | None = None, *, keep_messages: bool = False
     ) -> Iterator[Beliefs]:
-        """The beliefs after each iteration.
-
-        Args:
-            context: The graph and its features.
-            iterations: How many; T by default.
-            keep_messages: Keep single messages in the last iteration too, so that it can be continued.
-        """
+        """The beliefs after each iteration; `keep_messages` keeps messages of the last one too, to continue it."""
         count = self.iterations if iterations is None else iterations
         beliefs = self.initial_beliefs(context)
         for iteration in range(count):

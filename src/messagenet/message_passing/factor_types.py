@@ -32,8 +32,7 @@ class FactorType:
     Attributes:
         order: Variables per factor; None where factors of this type differ in order.
         ordered: Whether positions differ in meaning, so that each receiving position has its own estimator.
-        sends_to: The positions that receive messages; None for all. (0,) sends to the first variable only, like a
-            directed edge.
+        sends_to: The positions that receive messages; None for all. (0,) acts like a directed edge.
         variable_types: The type of the variable at each position, where a head has several.
         features: Length of the feature vector that every factor of this type comes with; 0 for none.
         degree: How many of these messages a variable typically receives: the constant of aggregation "fixed"
@@ -111,19 +110,12 @@ class FactorType:
 
 @dataclass(frozen=True)
 class Columns:
-    """How the messages of a factor's other variables make d: sender j adds to its own columns.
+    """How the messages of a factor's other variables make d: sender j adds to its own columns."""
 
-    Attributes:
-        starts: First column of each sender.
-        sizes: Number of columns of each sender: the classes of its variable.
-        weights: The factor of its message.
-        width: Number of columns in total.
-    """
-
-    starts: tuple[int, ...]
-    sizes: tuple[int, ...]
-    weights: tuple[float, ...]
-    width: int
+    starts: tuple[int, ...]  # first column of each sender
+    sizes: tuple[int, ...]  # columns of each sender: its variable's classes
+    weights: tuple[float, ...]  # factor of its message
+    width: int  # columns in total
 
     @property
     def shared(self) -> bool:

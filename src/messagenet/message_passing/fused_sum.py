@@ -20,9 +20,9 @@ P + Q, so it stores nothing but its inputs and composes with `torch.compile` and
 
 All backends give the same values. The device selects one; `use_backend("loop")` forces another within a block.
 
-`box_sum` computes Σ_{o ∈ O} v_{p+o} at a cost that does not depend on the size of the box. For a rectangle O (with or
-without its centre) it takes two differences of running totals, one per axis: an integral image, but separable, so
-that rounding grows with one edge of the map and not with its area. Other offsets are summed one by one.
+`box_sum` computes Σ_{o ∈ O} v_{p+o}. For a rectangle O (with or without its centre) the cost does not depend on its
+size: two differences of running totals, one per axis, whose rounding grows with the map's edge and not, like that of an
+integral image, with its area. Other offsets are summed one by one.
 """
 
 from __future__ import annotations
@@ -63,14 +63,9 @@ def cached(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def relu_sum(receiver: Tensor, sender: Tensor, offsets: Offsets) -> Tensor:
-    """S_p = Σ_{o ∈ offsets} relu(receiver_p + sender_{p+o}), over the senders inside the map.
+    """S_p = Σ_{o ∈ offsets} relu(receiver_p + sender_{p+o}) over the senders inside the map; all (B, H, W, C).
 
     Half-precision inputs are summed in float32.
-
-    Args:
-        receiver: P, (B, H, W, C).
-        sender: Q, (B, H, W, C).
-        offsets: The (dy, dx) of the senders.
 
     >>> ones = torch.ones(1, 2, 2, 1)
     >>> relu_sum(ones, ones, ((0, 1), (1, 0))).flatten().tolist()      # right and below neighbours
@@ -342,19 +337,14 @@ def backend_for(values: Tensor) -> Backend:
 
 
 # `torch.library.define` and not `custom_op`, which loads the whole compiler stack (two seconds) at the first call.
-
-
 _SCHEMA_TYPES = {Tensor: "Tensor", Sequence[int]: "int[]", Sequence[float]: "float[]", int: "int", bool: "bool"}
 
 
 def register_operator(name: str, arguments: Callable[..., Any], *, differentiable: int) -> None:
     """Defines `messagenet::name` for every device, and its gradient as an operator of its own.
 
-    Args:
-        name: Of the operator.
-        arguments: A NamedTuple whose fields are the operator's arguments, tensors first, with methods `forward()`,
-            `gradients(grad)`, those of the first `differentiable` arguments, and `shape()`, of the result.
-        differentiable: How many arguments have a gradient.
+    `arguments` is a NamedTuple of the operator's arguments, tensors first, with methods `forward()`, `shape()` of the
+    result, and `gradients(grad)` of the first `differentiable` arguments.
     """
     types = get_type_hints(arguments)
     schema = ", ".join(f"{_SCHEMA_TYPES[kind]} {field}" for field, kind in types.items())
@@ -404,9 +394,7 @@ def accumulation_dtype(*tensors: Tensor) -> torch.dtype:
     return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
 
 
-class _ReluSum(NamedTuple):
-    """Arguments of the operator `relu_sum`; the offsets as runs."""
-
+class _ReluSum(NamedTuple):  # the arguments of `relu_sum`, offsets as runs
     receiver: Tensor
     sender: Tensor
     runs: Sequence[int]

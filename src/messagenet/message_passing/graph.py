@@ -1,17 +1,14 @@
 r"""Learned message passing over any factor graph (Lin, Shen, Reid, van den Hengel, NIPS 2015).
 
-Factors may have any order, and types of factors and of variables may be mixed. With the words of `estimator`,
+Factors may have any order, and types of factors and of variables may be mixed. In the notation of `estimator`,
 
     β_{F→p}  = c_p M_F( [ f_p ; mean_{q ∈ F\p} f_q ; d_pF ; x_F ] )           K numbers, K of the receiver
 
-d is a sum, a mean or a concatenation (see `factor_types`), x_F are features of the factor. On a grid these are exactly
-the messages of `MessagePassing`.
-
-Where potentials are known, a head learns what to add to the message μ computed from them:
+where d is a sum, a mean or a concatenation (see `factor_types`) and x_F are the factor's features. On a grid these are
+exactly the messages of `MessagePassing`. Where potentials are known, a head learns a correction of the message μ that
+is computed from them, starting from M_F = 0. Computed messages are not scaled by the aggregation:
 
     β_{F→p}  = μ_{F→p} + M_F( [ f_p ; mean f_q ; d_pF ; x_F ; μ_{F→p} ] )
-
-and starts, with M_F = 0, as the algorithm that computes them. Computed messages are not scaled by the aggregation.
 
 The sum of a variable's messages, Σ_s c (W₂ relu(t_s) + b₂), is computed in the cheapest of three ways:
 
@@ -49,11 +46,8 @@ from messagenet.message_passing.estimator import (
 from messagenet.message_passing.factor_types import SINGLE_TYPE, FactorType, GraphDependent, check_graph, columns
 
 ComputedMessages = Callable[[Sequence[Tensor], Tensor], Sequence[Tensor]]
-"""Computes the messages of factors with known potentials.
-
-Called with the messages to the factors, β_{q→F}, (factors, K) for each position, and with the factors' indices in the
-list of their type, (factors,); returns the messages β_{F→p} to each position, shaped like the first.
-"""
+"""β_{F→p} of factors with known potentials, (factors, K) for each position, from β_{q→F}, shaped alike, and the
+factors' indices in the list of their type, (factors,)."""
 ComputedByType = Mapping[str, "ComputedMessages | Tensor"]
 """For each corrected factor type its `ComputedMessages`; for "unary" log-potentials (variables, K)."""
 
@@ -128,7 +122,6 @@ class GraphMessagePassing(IterativeHead["GraphContext"]):
                 raise InputError(f"type name {name!r} is a method of torch modules; choose another")
 
     def _build_stage(self) -> nn.ModuleDict:
-        """The estimators of one iteration: one unary per variable type, then those of each factor type."""
         sizes, zero_init = (self.in_channels, self.hidden), "unary" in self.computed
         unary = (
             MessageEstimator(*sizes, classes, has_sender=False, zero_init=zero_init)
@@ -192,7 +185,7 @@ class GraphMessagePassing(IterativeHead["GraphContext"]):
     ) -> list[dict[str, Tensor]]:
         """For each iteration, the total message of each factor type to each variable, (variables, K) by name.
 
-        The totals of an iteration sum to its logits; they are 0 at classes that a variable does not have.
+        Totals are 0 at classes that a variable does not have; those of an iteration sum to its logits.
         """
         context = self.context(features, graph, factor_features, computed)
         return [beliefs.totals for beliefs in self.iterate(context)]
@@ -308,23 +301,15 @@ class GraphMessagePassing(IterativeHead["GraphContext"]):
 
 
 class GraphContext(Context):
-    """Everything that is constant across iterations: features, graph, message indices, projections.
-
-    Args:
-        head: The head, for its options.
-        graph: The graph, or several joined.
-        features: For each factor type, (variables, r).
-        factor_features: For factor types that have them, (factors, e).
-        computed: The computed messages of the factor types that the head corrects.
-    """
+    """Everything that is constant across iterations: features, graph, message indices, projections."""
 
     def __init__(
         self,
         head: GraphMessagePassing,
-        graph: TypedGraph,
-        features: Mapping[str, Tensor],
-        factor_features: Mapping[str, Tensor],
-        computed: ComputedByType,
+        graph: TypedGraph,  # one, or several joined
+        features: Mapping[str, Tensor],  # for each factor type, (variables, r)
+        factor_features: Mapping[str, Tensor],  # for factor types that have them, (factors, e)
+        computed: ComputedByType,  # messages that the head corrects
     ) -> None:
         super().__init__(features)
         self.head, self.graph = head, graph
@@ -375,7 +360,7 @@ class GraphContext(Context):
         return torch.log_softmax(cavity, -1)
 
     def _variables(self, variable_type: str) -> Tensor | None:
-        """The indices of the variables of a type; None for all."""
+        """Indices of the variables of a type; None for all."""
         if self.graph.variable_types is None:
             return None
         if variable_type not in self.graph.type_names:
@@ -392,14 +377,7 @@ class GraphContext(Context):
 
 
 class _FactorMessages:
-    """The messages of one factor type in one iteration.
-
-    Args:
-        context: The graph and its features.
-        name: The factor type.
-        beliefs: The variables' beliefs before the iteration, normalised, (variables, K).
-        incoming: The variables' messages to each factor of the type, (slots, K); None for their beliefs.
-    """
+    """The messages of one factor type in one iteration; without `incoming`, from the beliefs (variables, K)."""
 
     def __init__(self, context: GraphContext, name: str, beliefs: Tensor, incoming: Tensor | None) -> None:
         self.context, self.head, self.name = context, context.head, name

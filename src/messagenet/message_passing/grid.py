@@ -1,7 +1,6 @@
 r"""Learned message passing on an image grid (Lin, Shen, Reid, van den Hengel, NIPS 2015).
 
-Nodes are the cells of a feature map. Every relation (a named set of offsets O, see `messagenet.graph.relations`) has
-an estimator M, and every factor-to-variable message is an output of it:
+Nodes are the cells of a feature map. Every relation (a named set of offsets O) has an estimator M of its messages:
 
     β_{F→p}  = M( [ f_p ; mean_{q ∈ F\p} f_q ; d_pF ] )                      K numbers
     d_pF     = Σ_{q ∈ F\p} logsoftmax( L_q − β_{F→q} )                       messages of the previous iteration
@@ -13,14 +12,11 @@ of three ways:
 - without cavities (T = 1, cavity "none", one-way relations): d depends on q alone and joins Q_q = B f_q + D d_q. With
   P_p = A f_p + b, the sum is W₂ S_p + n_p b₂, S_p = Σ_q relu(P_p + Q_q): one fused operator, no tensor over edges;
 - with cavities, in the last iteration: D d_pF is computed edge by edge inside the sum S, and W₂ follows it;
-- with cavities, before that: every message is computed and stored, N·n·K numbers, for the cavities of the next
-  iteration. Nothing else is stored between iterations.
+- with cavities, before that: every message, N·n·K numbers, is stored for the cavities of the next iteration.
 
-A box relation has one factor per node, over the node and all p + o, and sends to that node alone: one message from the
-mean of the senders' features, at a cost that does not depend on the size of the box.
-
-Range boxes are sized by the image, not by its padding: `split_by_size` cuts a padded batch into one `GridContext` per
-image size, so a padded image gets exactly the messages that it gets alone.
+A box relation has one factor per node, over the node and all p + o, which sends to that node alone: one message from
+the mean of the senders' features, at a cost that does not depend on the box. Range boxes are sized by the image, not by
+its padding, so a padded image gets exactly the messages that it gets alone.
 """
 
 from __future__ import annotations
@@ -56,13 +52,7 @@ from messagenet.settings import register
 
 
 class GridContext(Context):
-    """Everything that is constant across iterations: features, graph, padding mask, projections.
-
-    Args:
-        graph: The grid and its relations.
-        features: For each factor type, (B, H, W, r).
-        mask: 1 for nodes that exist, 0 for padding, (B, H, W, 1); None if all exist.
-    """
+    """Constant across iterations: graph, features (B, H, W, r) by factor type, mask (B, H, W, 1; 0 at padding)."""
 
     def __init__(self, graph: GridGraph, features: Mapping[str, Tensor], mask: Tensor | None) -> None:
         super().__init__(features)
@@ -165,7 +155,6 @@ class MessagePassing(IterativeHead[GridContext]):
         self.estimators = nn.ModuleList(self._build_stage() for _ in range(1 if tied else iterations))
 
     def _build_stage(self) -> nn.ModuleDict:
-        """The estimators of one iteration: one for the unary factors and one per relation."""
         sizes = self.in_channels, self.hidden, self.num_classes
         stage = {"unary": MessageEstimator(*sizes, has_sender=False)}
         for relation in self.relations:
@@ -207,10 +196,7 @@ class MessagePassing(IterativeHead[GridContext]):
         return _assemble(parts, by_type["unary"])
 
     def trace(self, features: NodeFeatures, mask: Tensor | None = None) -> list[dict[str, Tensor]]:
-        """For each iteration, the total message of each factor type to each node, (B, K, H, W) by name.
-
-        The totals of an iteration sum to its logits.
-        """
+        """For each iteration, the total message of each factor type, (B, K, H, W) by name; they sum to the logits."""
         by_type = self.features_by_type(features, mask)
         splits = split_by_size(by_type, mask, self.relations)
         parts = [(images, context, list(self.iterate(context))) for images, context in splits]
@@ -233,8 +219,7 @@ class MessagePassing(IterativeHead[GridContext]):
         Args:
             features, mask: As for `forward`.
             iterations: At most so many; T by default.
-            tolerance: Stop when no probability changes by more than this in an iteration; images of one size stop
-                together.
+            tolerance: Stop when no probability changes by more than this; images of one size stop together.
         """
         max_iterations = self.max_iterations(iterations, tolerance)
         by_type = self.features_by_type(features, mask)
@@ -249,7 +234,6 @@ class MessagePassing(IterativeHead[GridContext]):
     def _assemble_totals(
         self, parts: list[tuple[Tensor | None, GridContext, Beliefs]], ref: Tensor
     ) -> dict[str, Tensor]:
-        """The total message of each factor type, (B, K, H, W) by name."""
         return {
             name: _assemble([(i, context.zero_padding(b.totals[name])) for i, context, b in parts], ref)
             for name in self.factor_types
@@ -346,10 +330,7 @@ def _cavity(
 def split_by_size(
     features: Mapping[str, Tensor], mask: Tensor | None, relations: Sequence[Relation]
 ) -> Iterator[tuple[Tensor | None, GridContext]]:
-    """Splits a batch (B, r, H, W) into contexts of equal image size, each with the indices of its images.
-
-    The indices are None where one context holds the whole batch at its full size.
-    """
+    """Contexts of equal image size from a batch (B, r, H, W), with their images' indices; None for the whole batch."""
     maps = {id(values): values.permute(0, 2, 3, 1).contiguous() for values in features.values()}
     channels_last = {name: maps[id(values)] for name, values in features.items()}  # (B, H, W, r)
     batch, height, width, _ = next(iter(channels_last.values())).shape
@@ -385,7 +366,7 @@ def _grid_graph(height: int, width: int, relations: tuple[Relation, ...]) -> Gri
 
 
 def _assemble(parts: list[tuple[Tensor | None, Tensor]], ref: Tensor) -> Tensor:
-    """Undoes `split_by_size`: values (b, h, w, K) of each part as one (B, K, H, W), 0 at padding."""
+    """Undoes `split_by_size`: parts (b, h, w, K) as one (B, K, H, W), 0 at padding."""
     maps = [(images, values.permute(0, 3, 1, 2)) for images, values in parts]
     if len(maps) == 1 and maps[0][0] is None:
         return maps[0][1]

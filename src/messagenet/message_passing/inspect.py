@@ -1,16 +1,14 @@
 """Single messages of one node, and a grid head as a graph head.
 
-A node's messages in any iteration follow from the beliefs of the iterations before. A pairwise message needs its
-sender's belief of the previous iteration without the factor's own message, which needs the same at the other end, one
-iteration earlier still:
+A pairwise message needs its sender's previous belief without the factor's own message, which needs the same at the
+other end, one iteration earlier:
 
     β^t_{q→p} = M_F( f_p, f_q, logsoftmax( L^{t−1}_q − β^{t−1}_{p→q} ) ),        β^1 from L⁰, nothing left out
 
-So the beliefs L^0 … L^{t−1}, N·K numbers each, are enough to follow every edge of a node back to the first iteration;
-the N·n·K messages of every iteration need not be stored. Messages are evaluated edge by edge, straight from the
-estimators, which makes the list an independent check of the fused sums.
+So the beliefs L^0 … L^{t−1}, N·K numbers each, suffice; the N·n·K messages of an iteration need not be stored. Messages
+are evaluated edge by edge, straight from the estimators: an independent check of the fused sums.
 
-`as_graph_head` writes the windows of `MessagePassing` out factor by factor. A relation becomes a factor type:
+On a graph, a relation of a grid becomes a factor type, with the relation's number of offsets as its `degree`:
 
     symmetric              one symmetric factor for every pair of nodes
     with a mirror image    one ordered factor for every pair; position 0 receives through the relation, position 1
@@ -18,8 +16,7 @@ estimators, which makes the list an independent check of the fused sums.
     without one            one factor for every directed pair, which sends to position 0 only
     box                    one factor for every node and all of its senders, which sends to position 0 only
 
-with the relation's number of offsets as the `degree`. Both heads agree up to rounding. The grid is many times faster,
-the graph takes any shape.
+Both heads agree up to rounding. The grid is many times faster; the graph takes any shape.
 """
 
 from __future__ import annotations
@@ -45,17 +42,11 @@ Ends = tuple[Tensor, Tensor]  # rows and columns of nodes, (n,) each
 
 @dataclass(frozen=True)
 class Received:
-    """One factor-to-variable message.
+    """One factor-to-variable message."""
 
-    Attributes:
-        factor: "unary", or the relation's name.
-        senders: The nodes it comes from: none for the unary, one for a pairwise factor, all of a box.
-        values: β_{F→p}, (K,), the aggregation's scale included.
-    """
-
-    factor: str
-    senders: tuple[Node, ...]
-    values: Tensor
+    factor: str  # "unary", or the relation's name
+    senders: tuple[Node, ...]  # none for the unary, one for a pairwise factor, all of a box
+    values: Tensor  # β_{F→p}, (K,), the aggregation's scale included
 
 
 @torch.no_grad()
@@ -109,19 +100,12 @@ def received_messages(
 
 @dataclass(frozen=True, eq=False)
 class FactorMessages:
-    """The messages that a node receives through the factors of one type.
+    """The messages that a node receives through the factors of one type."""
 
-    Attributes:
-        name: "unary", or the relation's name.
-        form: Of the relation; None for the unary.
-        senders: Nodes (row, column) that send; none for the unary.
-        values: The messages, (n, K): one from each sender, or one from the whole box.
-    """
-
-    name: str
-    form: Form | None
+    name: str  # "unary", or the relation's name
+    form: Form | None  # the relation's; None for the unary
     senders: tuple[Node, ...]
-    values: Tensor
+    values: Tensor  # (n, K): one from each sender, or one from the whole box
 
     def each(self) -> list[tuple[tuple[Node, ...], Tensor]]:
         """The senders and the values (K,) of every single message."""
@@ -134,14 +118,9 @@ class FactorMessages:
 def node_messages(
     head: MessagePassing, context: GridContext, logits: Sequence[Tensor], node: Node, iteration: int
 ) -> list[FactorMessages]:
-    """The messages to a node in an iteration, by factor type; their sum is the node's logits after it.
+    """The messages to a node in an iteration (0: the unary alone), by factor type; their sum is its logits after it.
 
-    Args:
-        head: The message-passing head.
-        context: Of one image.
-        logits: After each iteration from 1 on, (h, w, K); those before `iteration` are used.
-        node: (row, column) of the receiver.
-        iteration: 1 … T; 0 for the unary message alone.
+    `logits` are those after each iteration from 1 on, (h, w, K); those before `iteration` are used.
     """
     unary = head.stage(max(iteration - 1, 0))["unary"](context.features["unary"][(0, *node)])
     factors = [FactorMessages("unary", None, (), unary[None])]
@@ -176,8 +155,7 @@ def _pair_messages(
     receivers: Ends,
     senders: Ends,
     iteration: int,
-) -> Tensor:
-    """Messages of one relation along edges, (n, K)."""
+) -> Tensor:  # (n, K)
     name, mirror = head.relations[index].name, context.graph.mirrors[index]
     cavity = beliefs[iteration - 1][senders]  # (n, K)
     if iteration > 1 and mirror is not None and head.cavity == "factor":
@@ -212,8 +190,7 @@ def _box_message(
 def as_graph_head(head: MessagePassing, height: int, width: int) -> tuple[GraphMessagePassing, TypedGraph]:
     """A graph head that shares the parameters of a grid head, and the graph of one map of this size.
 
-    Variables are the nodes of the map in reading order: features (r, H, W) go in as `flatten(1).T`. For a
-    batch, join one graph per image with `batch_graphs`.
+    Variables are nodes in reading order: features (r, H, W) go in as `flatten(1).T`. Batch with `batch_graphs`.
 
     >>> from messagenet import four_neighbours
     >>> head = MessagePassing(4, 3, [four_neighbours()], hidden=8)

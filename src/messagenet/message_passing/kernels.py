@@ -1,16 +1,15 @@
 """CPU kernel of the fused sum over a range box, compiled by Numba on first use and cached on disk.
 
-With channels last, one row of the map is one contiguous run of W·C numbers, and moving a row by dx cells
-moves it by dx·C numbers. A sum over the offsets (dy, dx_1), …, (dy, dx_n) of one row distance is therefore a
-plain vector loop with n shifted readers. In the three modes, with a read in place and b, w at the offsets,
+With channels last, a row of the map is one contiguous run of W·C numbers, and a shift by dx cells is a shift by dx·C
+numbers. A sum over the offsets (dy, dx_1), …, (dy, dx_n) is therefore a vector loop with n shifted readers. In the
+three modes, with a read in place and b, w at the offsets,
 
     RELU     out[i] += Σ_j relu(a[i] + b[i + dx_j·C])                   the message sum
     COUNT    out[i] += Σ_j 1[a[i] + b[i + dx_j·C] > 0]                  its gradient for receivers / G
     GATHER   out[i] += Σ_j w[i + dx_j·C] · 1[a[i] + b[i + dx_j·C] > 0]  its gradient for senders
 
-Several readers share one pass over `out`, so that the arithmetic units and not the memory set the pace. Nodes
-outside the map are never read: a group of readers runs over the columns where all are inside, and the few
-columns left over are added reader by reader. Nothing is padded, nothing is allocated, no mask is stored.
+Several readers share one pass over `out`, so the loop is bound by arithmetic, not by memory. Nodes outside the map are
+never read: a group of readers runs over the columns where all are inside; the others are added reader by reader.
 """
 
 # Numba reads these functions, mypy cannot: their arguments are flat numpy arrays and integers.
@@ -23,8 +22,8 @@ from numba import njit, uint64
 RELU, COUNT, GATHER, RELU_OF_THREE = 0, 1, 2, 3
 
 # Indices are unsigned below: Numba then leaves out its test for negative ones, and the loops vectorise.
-# Sums are written x · one + y with one = 1 known only at run time: exact, and, fused into multiply-adds, they
-# run on the multipliers while the adders form p + q, a third faster than additions alone.
+# Sums are written x · one + y, with one = 1 known only at run time: exact, and a third faster than additions alone,
+# because multiply-adds run on the multipliers while the adders form p + q.
 _compiled = njit(nogil=True, cache=True, fastmath={"contract"}, error_model="numpy")
 
 
@@ -81,16 +80,8 @@ def _several_readers(mode, a, b, w, out, i, j0, j1, j2, j3, size, one):
 def accumulate(mode, a, b, w, height, width, channels, rows, starts, columns, out, one, first, last):
     """Sets the rows first ≤ r < last of `out` to their sums over all offsets.
 
-    Args:
-        mode: RELU, COUNT or GATHER.
-        a: What is read in place: the flat buffer of (images · height, width, channels).
-        b: What is read at the offsets, likewise.
-        w: The weights read at the offsets, for GATHER; any such buffer otherwise.
-        height, width, channels: Shape of one image.
-        rows, starts, columns: The offsets (rows[j], columns[k]), starts[j] ≤ k < starts[j + 1], ascending.
-        out: The sums.
-        one: The number 1, of the arrays' type.
-        first, last: The rows to compute.
+    a, b, w and out are flat buffers of (images · height, width, channels); w is used by GATHER only. The offsets are
+    (rows[j], columns[k]) for starts[j] ≤ k < starts[j + 1], ascending. `one` is the number 1, of the arrays' type.
     """
     row = width * channels
     for r in range(first, last):

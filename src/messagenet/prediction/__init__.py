@@ -1,7 +1,4 @@
-"""Models at work: images in, segmentations and scores out.
-
-`prediction.ray` does the same on a cluster; it is imported only when asked for.
-"""
+"""Models at work: images in, segmentations and scores out; `prediction.ray` does the same on a cluster."""
 
 from messagenet.prediction.files import PredictedFiles, predict_files
 from messagenet.prediction.predictor import PredictOptions, Predictor, Refinement

@@ -1,4 +1,4 @@
-"""Image files in, result files out: which images, under which names, and what became of each.
+"""Image files in, result files out.
 
     mask      palette PNG whose values are the class ids            NAME.png
     overlay   the classes' colours over the image                   NAME.overlay.png
@@ -6,8 +6,8 @@
     probs     marginals, float16 (K, H, W), with the class names    NAME.npz
     voc       the layout of the PASCAL VOC server                   results/VOC2012/Segmentation/comp6_test_cls/NAME.png
 
-An image that cannot be read or predicted is noted and the next one is taken. Its results are made before the first of
-them is written, so a failed image leaves nothing behind. An output that cannot be written ends the whole.
+An image that cannot be read or predicted is recorded, writes nothing, and the next one is taken. An output that cannot
+be written ends the run.
 """
 
 from __future__ import annotations
@@ -41,45 +41,30 @@ from messagenet.report import (
 OUTPUTS = ("mask", "overlay", "entropy", "probs", "voc")
 DEFAULT_OUTPUTS = ("mask", "overlay")
 VOC_FOLDER = Path("results/VOC2012/Segmentation/comp6_test_cls")
-MAX_SHOWN = 200
-"""Images on a page of results."""
+MAX_SHOWN = 200  # images on a page of results
 
 
 class ImageJob(NamedTuple):
-    """An image to predict.
-
-    Attributes:
-        image: Its file.
-        name: Where its results go below the output folder, extension left off.
-        show: Whether a page of results shows it.
-    """
+    """An image to predict."""
 
     image: Path
-    name: Path
-    show: bool = False
+    name: Path  # of its results below the output folder, without extension
+    show: bool = False  # whether a page of results shows it
 
 
 class ImageResult(NamedTuple):
-    """What became of an image.
-
-    Attributes:
-        image: Its file.
-        files: The files written.
-        shares: The share of the image that each class covers, as text.
-        figure: The image on a page of results, as HTML; "" if it is not shown.
-        error: Why there are no results; None if there are.
-    """
+    """Result of one image."""
 
     image: Path
-    files: tuple[Path, ...] = ()
-    shares: str = ""
-    figure: str = ""
-    error: str | None = None
+    files: tuple[Path, ...] = ()  # the files written
+    shares: str = ""  # the share of the image that each class covers, as text
+    figure: str = ""  # its HTML on a page of results; "" if it is not shown
+    error: str | None = None  # why there are no results
 
 
 @dataclass(frozen=True)
 class PredictedFiles:
-    """What became of image files.
+    """Results of image files.
 
     Attributes:
         classes: What the labels mean.
@@ -103,7 +88,7 @@ class PredictedFiles:
         return [file for files in self.written.values() for file in files]
 
     def by_output(self, image: str | Path) -> dict[str, Path]:
-        """The files of an image by what they are."""
+        """The files of an image by output ("mask", …)."""
         path = Path(image)
         if path not in self.written:
             raise InputError(self.failed.get(path, f"{image} was not predicted; give one of `written`"))
@@ -111,7 +96,7 @@ class PredictedFiles:
         return dict(zip(made, self.written[path], strict=True))
 
     def add(self, result: ImageResult) -> None:
-        """Takes note of one image."""
+        """Records the result of one image."""
         if result.error is not None:
             self.failed[result.image] = result.error
             return
@@ -131,23 +116,14 @@ class PredictedFiles:
 
 def predict_files(
     predictor: Predictor,
-    inputs: Sequence[str | Path],
-    out: str | Path,
-    outputs: Sequence[str] = DEFAULT_OUTPUTS,
+    inputs: Sequence[str | Path],  # files, folders (searched recursively) and globs
+    out: str | Path,  # keeps subfolders of the inputs apart
+    outputs: Sequence[str] = DEFAULT_OUTPUTS,  # of `OUTPUTS`
     *,
-    show: bool = False,
-    progress: Callable[[int, int], None] | None = None,
+    show: bool = False,  # prepare `PredictedFiles.write_page`
+    progress: Callable[[int, int], None] | None = None,  # called with (images done, images in all)
 ) -> PredictedFiles:
-    """Segments image files and writes the results; what already lies in the output folder is not an input.
-
-    Args:
-        predictor: The model and how to predict with it.
-        inputs: Files, folders (searched through) and globs.
-        out: The folder to write to; folders below a common one are kept apart.
-        outputs: What to write, of `OUTPUTS`.
-        show: Whether to prepare a page of the results (`PredictedFiles.write_page`).
-        progress: Called with (images done, images in all).
-    """
+    """Segments image files and writes the results; files that lie in the output folder are not inputs."""
     jobs = plan_jobs(find_images(inputs), Path(out), outputs, show)
     predicted = PredictedFiles(predictor.model.classes, tuple(outputs))
     for done, job in enumerate(jobs, start=1):
@@ -176,23 +152,14 @@ def predict_file(predictor: Predictor, job: ImageJob, out: Path, outputs: Sequen
 
 
 def render(
-    image: ImageArray,
-    labels: ImageArray,
-    marginals: Tensor | None,
+    image: ImageArray,  # RGB bytes, (H, W, 3)
+    labels: ImageArray,  # class ids, (H, W)
+    marginals: Tensor | None,  # (K, H, W), for "entropy" and "probs"
     classes: Classes,
-    name: Path,
+    name: Path,  # where its results go, without extension
     outputs: Sequence[str],
 ) -> dict[Path, bytes]:
-    """The files of one image, in the order of `OUTPUTS`, by their path below the output folder.
-
-    Args:
-        image: RGB bytes, (H, W, 3).
-        labels: Class ids, (H, W).
-        marginals: Probabilities (K, H, W), for "entropy" and "probs".
-        classes: What the labels mean.
-        name: Where its results go, without extension.
-        outputs: Which of `OUTPUTS`.
-    """
+    """The files of one image, in the order of `OUTPUTS`, by their path below the output folder."""
     files: dict[Path, bytes] = {}
     mask = png_bytes(palette_image(labels, classes)) if {"mask", "voc"} & set(outputs) else b""
     if "mask" in outputs:
@@ -219,7 +186,7 @@ def _archive(marginals: Tensor, classes: Classes) -> bytes:
 
 
 def check_outputs(outputs: Sequence[str]) -> None:
-    """Refuses outputs that do not exist, and an empty list of them."""
+    """Refuses unknown outputs, and an empty list of them."""
     for output in outputs:
         if output not in OUTPUTS:
             raise InputError(f"unknown output {output!r}; {nearest(output, OUTPUTS)}")
@@ -252,8 +219,7 @@ def plan_jobs(images: Sequence[Path], out: Path, outputs: Sequence[str], show: b
 def output_names(files: Sequence[Path]) -> list[Path]:
     """Where each file's results go below the output folder, extension left off.
 
-    Files of one folder keep their names, those of several the path below the common folder; two that would
-    share a name (cat.jpg and cat.png) keep their extension.
+    Files of several folders keep the path below the common one; two that would share a name keep their extension.
 
     >>> [str(name) for name in output_names([Path("a/x/cat.jpg"), Path("a/y/cat.jpg")])]
     ['x/cat', 'y/cat']

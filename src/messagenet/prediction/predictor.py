@@ -1,25 +1,20 @@
 """The one way from an image to probabilities at its pixels.
 
-    image ─ resize ─ views, tiles ─ model ─ logits at the nodes ─ mean of views ─ [refinement] ─ upsampled, strip by
-    strip
+    image ─ resize ─ views, tiles ─ model ─ logits at the nodes ─ mean of views ─ [refinement] ─ upsampled in strips
 
-Everything is joined at the nodes. Several views of an image (mirrored, at other scales) give the mean of their node
-marginals, P = ¹⁄V Σ_v P_v, each brought to the node grid of the image itself; log P then takes the place of the
-logits. Images larger than the model is for are reduced first; images larger than a tile are predicted in tiles.
-Images of one size go through the model together. Prediction, evaluation, validation, tuning, studies
-and Ray all use it.
+Views of an image (mirrored, at other scales) are joined at the nodes: the mean of their marginals, P = ¹⁄V Σ_v P_v,
+each on the node grid of the image itself; log P then replaces the logits. Images above the model's working size are
+reduced first, and images larger than a tile are predicted in tiles. Images of one size go through the model together.
 
-On a processor the convolutions of backbone and neck are fused for prediction (`fused`). The fused copy is made on the
-first call, and again when the parameters have changed or moved since. It is never copied or sent elsewhere, for
-oneDNN's kernels cannot be: whoever receives a predictor makes one anew.
+On a CPU the convolutions of backbone and neck are fused (`fused`). The fused copy is made on the first call, and again
+when the parameters have changed or moved. It is not pickled, because oneDNN's kernels cannot be.
 
 Refinement takes the logits as unary potentials of a dense CRF on the image's colours,
 
     P(y) ∝ exp( Σ_i logits_i(y_i) − Σ_{i<j} k(i, j) [y_i ≠ y_j] ),      by mean field (`messagenet.inference.dense`)
 
-which draws labels to the edges in the image. A large image is refined in bands over its whole width, so that memory
-stays bounded; a band also sees `MARGIN` standard deviations of the widest kernel above and below, and only its middle
-is kept.
+which moves label boundaries to edges in the image. A large image is refined in bands over its whole width, to bound
+memory; a band also sees `MARGIN` standard deviations of the widest kernel above and below.
 """
 
 from __future__ import annotations
@@ -167,11 +162,9 @@ class Predictor:
 
     @torch.inference_mode()
     def node_logits(self, images: Sequence[ImageArray], forward: Forward | None = None) -> Tensor:
-        """Logits at the nodes of images of one size, (B, K, h, w), joined from all tiles and views.
+        """Logits at the nodes of RGB images of one size, (B, K, h, w), joined from all tiles and views.
 
-        Args:
-            images: RGB bytes, each (H, W, 3).
-            forward: Called with the model's inputs (B, 3, H', W') in place of the model.
+        `forward`, if given, is called with the model's inputs (B, 3, H', W') in place of the model.
         """
         pixels = torch.from_numpy(np.stack([check_image(image) for image in images])).permute(0, 3, 1, 2)
         views = [
@@ -183,11 +176,9 @@ class Predictor:
 
     @torch.inference_mode()
     def from_features(self, features: Features, size: tuple[int, int]) -> Tensor:
-        """Logits at the nodes of images of one size, (B, K, h, w), whose features are known.
+        """Logits at the nodes, (B, K, h, w), from known features of images of one size.
 
-        Args:
-            features: What `model.forward_features` made of the images, reduced to the model's working size.
-            size: (H, W) of the images themselves, in pixels.
+        `features` are those at the model's working size, `size` is (H, W) of the images themselves.
         """
         if self.options.flip or len(self.options.scales) > 1:
             raise InputError("features are those of one view of an image; predict with one scale and without flip")
@@ -197,12 +188,9 @@ class Predictor:
         return _mean_of_views([View(scale, self._on_image_grid(logits, size, reduced))])
 
     def pixel_logits(self, nodes: Tensor, size: tuple[int, int], image: ImageArray | None = None) -> Iterator[Tensor]:
-        """Logits (K, rows, W) at the pixels of successive strips, from logits (K, h, w) at the nodes.
+        """Logits (K, rows, W) of successive strips of pixels, from an image's node logits (K, h, w).
 
-        Args:
-            nodes: Of one image.
-            size: (H, W) of the image in pixels.
-            image: RGB bytes (H, W, 3); needed for refinement.
+        Refinement needs the image, RGB bytes (H, W, 3).
         """
         stride, refinement = self.model.output_stride, self.options.refine
         if refinement is None:
@@ -215,7 +203,6 @@ class Predictor:
         return scaled_size(size, self._reduction(max(size)))
 
     def _reduction(self, longest_side: int) -> float:
-        """The factor by which an image with this longest side is reduced before anything else."""
         asked = self.options.longest_side
         maximum = self.model.input.longest_side if asked is None else asked
         return min(1.0, maximum / longest_side) if maximum else 1.0
@@ -253,7 +240,7 @@ class Predictor:
         return bilinear_sample(logits, pixel_to_node(rows, stride), pixel_to_node(columns, stride))
 
     def _as_input(self, forward: Forward) -> Forward:
-        """The function, called with pixels 0..255 as the model's inputs."""
+        """`forward` for pixels in 0..255, on the device and in the dtype of the model."""
         parameter = next(self.model.parameters())
 
         def call(pixels: Tensor) -> Tensor:
@@ -262,7 +249,7 @@ class Predictor:
         return call
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits at the nodes, (B, K, h, w), of images in 0..1, (B, 3, H, W), by the fastest equal of the model."""
+        """Logits at the nodes, (B, K, h, w), of images in 0..1, (B, 3, H, W), by the fused model where it applies."""
         logits: Tensor = self._fastest(images.device)(images)
         return logits
 
@@ -280,14 +267,14 @@ class Predictor:
 
 @dataclass(frozen=True)
 class View:
-    """Logits (B, K, h, w) of images seen at a scale, at the nodes of the images themselves."""
+    """Logits (B, K, h, w) of images at a scale, at the nodes of the images themselves."""
 
     scale: float
     logits: Tensor
 
 
 def _mean_of_views(views: Sequence[View]) -> Tensor:
-    """Logits of the mean of the views' marginals; a single view of the images as they are stays as it is."""
+    """Logits of the mean of the views' marginals; a single unscaled view is returned as it is."""
     if len(views) == 1 and views[0].scale == 1:
         return views[0].logits
     marginals = torch.stack([torch.softmax(view.logits, 1) for view in views])

@@ -1,12 +1,11 @@
-"""The same prediction over a set too large for one machine, on Ray Data (`pip install "messagenet[ray]"`).
+"""Prediction on a cluster with Ray Data (`pip install "messagenet[ray]"`).
 
     names of images ──┬─ worker 1: the model, loaded once; reads, predicts, writes ──┬── manifest.jsonl
                       └─ worker n ────────────────────────────────────────────────────┘
 
-Only names travel: every worker reads images and writes results itself, through the code that `predict_files` uses,
-so the files are the same. All machines must therefore see the images and the output folder under one path, as on
-a shared file system. Without a cluster, Ray starts on this machine. The names of all images, not the images, are
-held in memory where this is called.
+Only names are sent. Every worker reads images and writes results by the code of `predict_files`, so the files are the
+same, and all machines must see the images and the output folder under one path. Without a cluster, Ray starts on this
+machine.
 """
 
 from __future__ import annotations
@@ -80,10 +79,7 @@ def manifest(jobs: Sequence[ImageJob], predicted: PredictedFiles) -> str:
 
 
 def started_ray() -> Any:
-    """The `ray` module, joined to its cluster, or to one started on this machine.
-
-    Where the caller has not started it, Ray says nothing below an error: what matters is in the manifest.
-    """
+    """The `ray` module, joined to its cluster, or to one started on this machine that logs errors only."""
     try:
         import ray
         import ray.data
@@ -130,7 +126,6 @@ class Worker:
 
 
 def _images(ray: Any, source: Any, column: str) -> list[Path]:
-    """The image files that a source names."""
     if not isinstance(source, ray.data.Dataset):
         return find_images([source] if isinstance(source, str | Path) else source)
     columns = source.columns() or []
@@ -142,8 +137,7 @@ def _images(ray: Any, source: Any, column: str) -> list[Path]:
 
 def _results(
     ray: Any, predictor: Predictor, jobs: Sequence[ImageJob], out: Path, outputs: Sequence[str], workers: int | None
-) -> Iterator[ImageResult]:
-    """What becomes of the images, in any order."""
+) -> Iterator[ImageResult]:  # in any order
     have = ray.cluster_resources()
     gpus = int(have.get("GPU", 0))
     size = min(workers or gpus or max(1, int(have.get("CPU", 1))), len(jobs))
@@ -173,7 +167,6 @@ def _results(
 
 
 def _on_cpu(predictor: Predictor) -> Predictor:
-    """The predictor as it can be sent to machines of any kind."""
     if predictor.model.device.type == "cpu":
         return predictor
     return Predictor(copy.deepcopy(predictor.model).cpu(), predictor.options)

@@ -1,4 +1,4 @@
-"""A model against labelled images: every image of a data set, predicted at its own size and scored."""
+"""Scores of a model on a labelled data set, every image predicted at its own size."""
 
 from __future__ import annotations
 
@@ -16,13 +16,7 @@ from messagenet.report import ReportExample, entropy
 def score(
     predictor: Predictor, data: SegmentationData, *, progress: Callable[[int, int], None] | None = None
 ) -> Scores:
-    """Every score of a model on a data set.
-
-    Args:
-        predictor: The model and how to predict with it.
-        data: Images with masks, in the model's classes.
-        progress: Called with (images done, images in all).
-    """
+    """Every score of a model on images with masks; `progress` is called with (images done, images in all)."""
     require_same_classes(predictor.model, data)
     evaluator = Evaluator(data.classes)
     for done, sample in enumerate(data, start=1):
@@ -35,7 +29,7 @@ def score(
 
 
 def require_same_classes(model: SegmentationModel, data: SegmentationData) -> None:
-    """Refuses data whose labels mean something else than the model's."""
+    """Refuses data whose classes differ from the model's."""
     ours, theirs = model.classes.names, data.classes.names
     numbered = any(names == numbered_classes(len(names)).names for names in (ours, theirs))
     if len(ours) != len(theirs) or (ours != theirs and not numbered):
@@ -57,13 +51,9 @@ def _some(names: Sequence[str]) -> str:
 def report_examples(
     predictors: Mapping[str, Predictor], data: SegmentationData, scores: Scores, count: int = 5
 ) -> list[ReportExample]:
-    """Examples for `messagenet.report.write_report`: `count` images from either end of the ranking.
+    """Examples for `messagenet.report.write_report`: the `count` worst and best images by `scores`.
 
-    Args:
-        predictors: Models by name; the last one's uncertainty is shown.
-        data: The set that was scored.
-        scores: The scores to rank the images by.
-        count: How many of the worst and of the best.
+    The uncertainty shown is that of the last predictor.
     """
     ranked = [image.name for image in scores.ranked_images()]
     wanted = set(ranked[:count] + ranked[-count:])

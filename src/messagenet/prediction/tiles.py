@@ -1,8 +1,7 @@
 """Very large images, a tile at a time, without seams.
 
-Tiles overlap, and lie on the node grid: their corners are whole numbers of nodes. What is joined are logits at the
-*nodes*, a map some 256 times smaller than the image, as a weighted mean whose weights fall off linearly towards the
-edges of a tile, so nothing jumps where one tile ends.
+Tiles overlap, and their corners lie on the node grid. Logits are joined at the nodes, by a weighted mean whose weights
+fall off linearly towards the edges of a tile.
 """
 
 from __future__ import annotations
@@ -30,13 +29,10 @@ class Tile(NamedTuple):
 def tile_spans(length: int, size: int, overlap: int, unit: int) -> list[tuple[int, int]]:
     """Windows that cover `length` and overlap by at least `overlap`, starting at multiples of `unit`.
 
-    All have the same size but for less than a unit: range boxes are sized by the tile, so a sliver at the end
-    would see another neighbourhood than the rest.
+    All have the same size but for less than a unit, because range boxes are sized by the tile.
 
     >>> tile_spans(100, 48, 16, 16)
     [(0, 48), (32, 80), (64, 100)]
-    >>> tile_spans(110, 96, 16, 16)
-    [(0, 96), (16, 110)]
     >>> tile_spans(40, 48, 16, 16)
     [(0, 40)]
     """
@@ -66,15 +62,7 @@ def _ramp(nodes: int, before: bool, after: bool, device: torch.device) -> Tensor
 
 
 def join_tiles(images: Tensor, forward: Callable[[Tensor], Tensor], size: int, overlap: int, stride: float) -> Tensor:
-    """Node logits (B, K, h, w) of images (B, 3, H, W), from a function that gives those of a tile.
-
-    Args:
-        images: What to predict.
-        forward: Logits (B, K, h', w') of tiles (B, 3, H', W').
-        size: Largest side of a tile, in pixels.
-        overlap: How far tiles overlap, in pixels.
-        stride: Pixels per node of the logits.
-    """
+    """Node logits (B, K, h, w) of images (B, 3, H, W), by `forward` on tiles of at most `size` pixels a side."""
     height, width = images.shape[2:]
     high, wide = (math.ceil(side / stride) + 1 for side in (height, width))
     total = weight = torch.zeros(())
