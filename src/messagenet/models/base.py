@@ -1,11 +1,10 @@
 """A segmentation model: features, neck, head.
 
     image ─ forward_features ─ f ─ forward_neck ─ z ─ head ─ logits at the nodes ─ upsampled ─ P(y | x) at the pixels
-            normalise, pad,        optional        messages, or what stands beside them in a comparison
+            normalise, pad,        optional           messages, or the head that is compared with them
             backbone (C1)          convolutions
 
-All systems are this one class with another head (`Head`), and heads are chosen by kind. What is trained, and with which
-loss, is no part of a model: a loss is an object that is called with a model and a batch (`messagenet.losses`).
+All systems are this class with another head. A loss is a separate object, called with a model and a batch.
 """
 
 from __future__ import annotations
@@ -28,9 +27,7 @@ from messagenet.graph import Relation
 from messagenet.models.backbones import IMAGENET_MEAN, IMAGENET_STD, Backbone, as_levels, level_maps, level_spec
 from messagenet.settings import KIND, Spec, build, component, convert, find
 
-SHARED = "shared"
-"""Name of the backbone that all factor types share."""
-
+SHARED = "shared"  # name of the backbone that all factor types share
 Purpose = Literal["loss", "prediction"]
 
 
@@ -65,9 +62,8 @@ class InputSpec:
 class Head(nn.Module):
     """Base class of heads: the part of a model between features and beliefs.
 
-    `forward(features, mask=None)` maps features (B, r, h, w) to logits of the marginals (B, K, h, w). `mask` says which
-    nodes exist, (B, h, w) bool, where maps of several sizes were padded to one: a map gets the same logits alone and
-    padded, and 0 where there is no node.
+    `forward(features, mask=None)` maps features (B, r, h, w) to logits of the marginals (B, K, h, w). `mask`, (B, h, w)
+    bool, says which nodes of a padded map exist. Padding does not change their logits; all other logits are 0.
 
     Args:
         in_channels: r, channels of the feature map.
@@ -75,23 +71,18 @@ class Head(nn.Module):
 
     Attributes:
         check_finite: Refuse features with NaN or infinity.
+        context: Further keyword arguments of `forward`: "size", "sizes", "images", as in `forward_head` of a model.
+        needs_images: The purposes for which features alone do not suffice.
+        takes_neck: Whether a neck can stand before the head.
+        level_strides: Strides of the levels that it reads instead of one map; `in_channels` then lists their channels.
+        tunable: Settings that training does not learn, and values to try for them on held-out images.
     """
 
     context: ClassVar[tuple[str, ...]] = ()
-    """Further keyword arguments of `forward`: "size", (H, W) of the images in pixels, and "images", (B, 3, H, W)."""
-
     needs_images: ClassVar[frozenset[Purpose]] = frozenset()
-    """For what features alone do not suffice."""
-
     takes_neck: ClassVar[bool] = True
-    """Whether a neck can stand before it."""
-
     level_strides: ClassVar[tuple[int, ...]] = ()
-    """Strides of the levels that it reads instead of one feature map; `in_channels` is then one number for each."""
-
     tunable: ClassVar[Mapping[str, tuple[float, ...]]] = {}
-    """Settings that training does not learn, and values to try for them on held-out images."""
-
     config: dict[str, Any]
 
     def __init__(self, in_channels: int, num_classes: int) -> None:
@@ -103,7 +94,7 @@ class Head(nn.Module):
 
     @property
     def outputs_per_factor(self) -> int:
-        """How many numbers are computed for a factor: K of a message or of a node's class."""
+        """Outputs computed for a factor: K, of a message or of a node's class."""
         return self.num_classes
 
     def output_stride(self, feature_stride: float) -> float:
@@ -116,7 +107,7 @@ class Head(nn.Module):
 
 
 class SegmentationModel(nn.Module):
-    """A backbone, perhaps a neck, and a head.
+    """A backbone, an optional neck, and a head.
 
     >>> model = SegmentationModel("tiny", 3, {"kind": "unary", "hidden": 16})
     >>> model(torch.rand(1, 3, 40, 50)).shape                       # logits at the nodes, one for 4×4 pixels
@@ -125,12 +116,10 @@ class SegmentationModel(nn.Module):
     torch.Size([1, 3, 40, 50])
 
     Args:
-        backbone: The feature network: a kind such as "efficientnet_lite0", a mapping {kind: …, option: value}, or a
-            module with `channels` and `stride` that turns normalised images into a feature map.
+        backbone: A kind such as "efficientnet_lite0", a mapping {kind: …}, or a module with `channels` and `stride`.
         classes: What the labels mean: a class list, names, or a count; or an `InputSpec`.
-        head: What turns features into logits: a kind, a mapping, or a module. A module whose `forward` has a parameter
-            `mask` is called with (features, mask); any other, such as an `nn.Conv2d`, with the features alone.
-        neck: What stands between the two: a kind, a mapping, a module with `channels`, called as a head is, or nothing.
+        head: A kind, a mapping, or a module. A module gets the features, and the mask if its `forward` has `mask`.
+        neck: A kind, a mapping, a module with `channels`, called as a head is, or nothing.
         separate_features: A backbone of its own for every factor type, as in the paper, instead of one that all share.
 
     Attributes:
@@ -224,12 +213,12 @@ class SegmentationModel(nn.Module):
 
     @property
     def relations(self) -> tuple[Relation, ...]:
-        """The relations of the head; none if it has none."""
+        """The relations of the head, if it has any."""
         return tuple(getattr(self.head, "relations", ()))
 
     @property
     def needs_images(self) -> frozenset[Purpose]:
-        """For what features alone do not suffice: "loss", "prediction"."""
+        """The purposes ("loss", "prediction") for which features alone do not suffice."""
         found: frozenset[Purpose] = getattr(self.head, "needs_images", frozenset())
         return found
 
@@ -239,23 +228,14 @@ class SegmentationModel(nn.Module):
         return next(self.parameters()).device
 
     def forward(self, images: Tensor, sizes: Tensor | None = None) -> Tensor:
-        """Logits of the marginals at the nodes, (B, K, h, w).
-
-        Args:
-            images: RGB in 0..1, (B, 3, H, W).
-            sizes: Height and width of each image in pixels, (B, 2), where smaller ones were padded.
-        """
+        """Logits at the nodes, (B, K, h, w), of RGB images (B, 3, H, W) in 0..1; `sizes` as for `forward_head`."""
         features = self.forward_features(images)
         return self.forward_head(features, size=_image_size(images), sizes=sizes, images=images)
 
     def forward_features(self, images: Tensor) -> Features:
-        """C1: the feature map (B, r, h, w) of images, or one for each factor type or level.
+        """C1: the feature map (B, r, h, w) of RGB images (B, 3, H, W) in 0..1, or one for each factor type or level.
 
-        Images are padded with the mean colour, below and on the right, to a whole number of cells. This is what a
-        feature cache holds.
-
-        Args:
-            images: RGB in 0..1, (B, 3, H, W).
+        Images are padded with the mean colour, below and on the right, to a whole number of cells.
         """
         x = self.normalise(images)
         cell = self._levels[-1] if self._levels else self.feature_stride
@@ -269,12 +249,7 @@ class SegmentationModel(nn.Module):
         return maps.get(SHARED, maps)
 
     def forward_neck(self, features: Features, mask: Tensor | None = None) -> Features:
-        """What the head sees: the features, through the neck if there is one.
-
-        Args:
-            features: What `forward_features` returned.
-            mask: Which nodes exist, (B, h, w) bool.
-        """
+        """The features that the head reads: the backbone's, through the neck if there is one; `mask` as in `Head`."""
         if self.neck is None:
             return features
         return _call_part(self.neck, features, mask)
@@ -316,7 +291,7 @@ class SegmentationModel(nn.Module):
         return None if mask is None else mask.to(self.device)
 
     def normalise(self, images: Tensor) -> Tensor:
-        """Images as backbones see them, checked."""
+        """Checked images, normalised for the backbone."""
         bands = self.input.bands
         if images.ndim != 4 or images.shape[1] != bands:
             raise InputError(f"images have shape {tuple(images.shape)}; give RGB as (batch, {bands}, height, width)")
@@ -330,17 +305,13 @@ class SegmentationModel(nn.Module):
         return torch.softmax(logits, 1)
 
     def skip_finite_checks(self) -> None:
-        """Leaves out the search for NaN, which waits for the device, in every part that does it."""
+        """Switches off the search for NaN, which waits for the device, in every part."""
         for module in self.modules():
             if hasattr(module, "check_finite"):
                 setattr(module, "check_finite", False)  # noqa: B010 (no attribute of all modules)
 
     def set_tunable(self, **values: float) -> None:
-        """Changes settings that training does not learn; `save` writes the new ones.
-
-        Args:
-            **values: Some of `head.tunable`.
-        """
+        """Changes settings that training does not learn, those in `head.tunable`; `save` writes the new values."""
         tunable = getattr(self.head, "tunable", {})
         for name, value in values.items():
             if name not in tunable:
@@ -351,12 +322,7 @@ class SegmentationModel(nn.Module):
             self.head.config[name] = value
 
     def save(self, folder: str | Path, *, half: bool = False) -> Path:
-        """Writes `model.safetensors` and `config.json`; `from_pretrained` reads back the same model.
-
-        Args:
-            folder: Where to.
-            half: Round parameters to 16 bits in the file, which is half as large then; they are read as float32.
-        """
+        """Writes `model.safetensors`, rounded to 16 bits if `half`, and `config.json`; `from_pretrained` reads them."""
         from messagenet.models.saving import save_model
 
         return save_model(self, folder, half)
@@ -382,7 +348,7 @@ class SegmentationModel(nn.Module):
 
 
 def _call_part(part: Any, features: Features, mask: Tensor | None, **context: Any) -> Tensor:
-    """What a head or neck returns; nodes that do not exist are 0 to a module that has no parameter for the mask."""
+    """Output of a head or neck; a module without a parameter for the mask gets zeros at nodes that do not exist."""
     if not isinstance(part, nn.Module) or _takes_mask(type(part).forward):
         result: Tensor = part(features, mask, **context)
         return result
@@ -410,12 +376,10 @@ def _own_config(part: nn.Module | None) -> dict[str, Any] | None:
 
 
 def _name(part: Any) -> str:
-    """The name of a class or function, or of the class of a module."""
     return getattr(part, "__name__", type(part).__name__)
 
 
 def _factor_types(head: Any, spec: Any) -> tuple[str, ...]:
-    """Names of the feature maps of a head that takes one for every factor type."""
     if not hasattr(head, "feature_names"):
         raise InputError(f"{_name(head)} reads one feature map; set separate_features=false")
     if isinstance(head, nn.Module):
@@ -427,7 +391,7 @@ def _factor_types(head: Any, spec: Any) -> tuple[str, ...]:
 
 
 def level_channels(backbone: Backbone, strides: Sequence[int]) -> list[int]:
-    """Channels of the levels of a backbone, seen on an empty image."""
+    """Channels of a backbone's levels, read from the maps of an empty image."""
     module: Any = backbone
     training, last = module.training, strides[-1]
     with torch.no_grad():
@@ -455,7 +419,6 @@ def zero_padding(values: Tensor, mask: Tensor | None) -> Tensor:
 def check_backbone(module: object) -> None:
     """Refuses a module that cannot serve as a feature network, naming what it lacks.
 
-    >>> from torch import nn
     >>> check_backbone(nn.Conv2d(3, 8, 1))
     Traceback (most recent call last):
     messagenet.errors.InputError: the backbone Conv2d has no attribute "channels": set it to the number of ...
@@ -483,7 +446,7 @@ def check_sizes(in_channels: int, num_classes: int) -> None:
 
 
 def check_features(features: Tensor, in_channels: int, check_finite: bool = True) -> Tensor:
-    """The feature map, if it is one that a head for so many channels can take."""
+    """Returns the feature map if a head for `in_channels` can read it."""
     if features.ndim != 4 or features.shape[1] != in_channels:
         raise InputError(
             f"features have shape {tuple(features.shape)}; this head takes (batch, {in_channels}, height, width)"
@@ -497,5 +460,5 @@ def check_features(features: Tensor, in_channels: int, check_finite: bool = True
 
 
 def at_least_float32(values: Tensor) -> Tensor:
-    """The values in float32 if they had less, to be summed in."""
+    """The values in float32, or in their own precision if it is higher."""
     return values.float() if values.dtype.itemsize < 4 else values

@@ -2,8 +2,7 @@ r"""Messages of factors whose potentials are known, for heads that learn to corr
 
     μ_{F→p}(y_p) = log Σ_{y_F \ y_p} exp[ θ_F(y_F) + Σ_{q≠p} β_{q→F}(y_q) ],      normalised
 
-The update of `messagenet.inference` behind the interface that `GraphMessagePassing(computed=…)` calls. With a head that
-has learned nothing yet, passing messages is belief propagation; training starts from there.
+With an untrained `GraphMessagePassing(computed=…)`, message passing is belief propagation; training starts from there.
 """
 
 from __future__ import annotations
@@ -31,8 +30,7 @@ def table_messages(
     [0, 0]
 
     Args:
-        tables: Log-potentials, (factors or 1, K, …, K), one axis per position, -∞ for what is impossible; for a
-            type whose factors differ in order, such tables by order.
+        tables: Log-potentials, (factors or 1, K, …, K), −∞ if impossible; by order for factors of several orders.
         maximise: Max-product instead of sum-product.
         floor: Smallest value of a message, so that an impossible state can be subtracted from a belief again.
     """

@@ -1,13 +1,10 @@
-"""Controls: networks with as many parameters as a message head, and no messages.
+"""Controls: networks with as many parameters as a message head, within two per cent, and no messages.
 
-With one iteration a message is a feature of the context, so the gain over a unary classifier could have cheaper
-reasons than structure. Each of these isolates one:
+Each isolates one reason other than structure for the gain of messages over a unary classifier:
 
     more parameters          an ensemble of unary classifiers; it sees no more than the unary
     context, nearby          a 3×3 convolution before the unary
     context, as far away     dilated 3×3 convolutions (Yu & Koltun, arXiv 1511.07122) before the unary
-
-all with the number of parameters of a given message head, within two per cent.
 """
 
 from __future__ import annotations
@@ -27,24 +24,16 @@ from messagenet.models.message import unary_estimator
 from messagenet.settings import register
 
 TOLERANCE = 0.02
-DILATIONS = (1, 2, 4)
-"""Reach of 7 nodes to every side: beyond the paper's range box on a map of 32 × 32."""
+DILATIONS = (1, 2, 4)  # reach 7 nodes to every side, beyond the paper's range box on a map of 32 × 32
 
 
 class UnaryEnsemble(Head):
     """Unary classifiers that vote: P(y_p | x) is the mean of their probabilities.
 
-    Each is trained with a loss of its own, not with that of the vote, as members of an ensemble are
-    (`losses.MemberCrossEntropy`). They start from different random weights and share the feature map.
+    They share the feature map; each has its own first weights and its own loss (`losses.MemberCrossEntropy`).
 
     >>> UnaryEnsemble(16, 5, hidden=32, members=4)(torch.randn(2, 16, 6, 7)).shape
     torch.Size([2, 5, 6, 7])
-
-    Args:
-        in_channels: r, channels of the feature map.
-        num_classes: K.
-        hidden: Hidden units of every classifier.
-        members: How many there are.
     """
 
     def __init__(self, in_channels: int, num_classes: int, hidden: int, members: int) -> None:
@@ -64,19 +53,10 @@ class UnaryEnsemble(Head):
 
 
 class ConvolutionHead(Head):
-    """3×3 convolutions, each followed by a ReLU, then the unary classifier.
-
-    Nodes that do not exist are zeros to every convolution, as is everything outside the map.
+    """3×3 convolutions, one per dilation, each with a ReLU, then the unary classifier; padding is 0 to all of them.
 
     >>> ConvolutionHead(16, 5, width=8, hidden=32)(torch.randn(2, 16, 6, 7)).shape
     torch.Size([2, 5, 6, 7])
-
-    Args:
-        in_channels: r, channels of the feature map.
-        num_classes: K.
-        width: Channels of the convolutions.
-        hidden: Hidden units of the classifier.
-        dilations: Dilation of each convolution; their number is the depth.
     """
 
     def __init__(
@@ -113,8 +93,7 @@ def matched_ensemble(
     """An ensemble with the number of parameters of a message head.
 
     Args:
-        in_channels: r, channels of the feature map.
-        num_classes: K.
+        in_channels, num_classes: r, channels of the feature map, and K.
         relations: Of the message head to match.
         hidden: Hidden units of that head.
         members: How many classifiers; null for as many as that head has factor types.
@@ -140,8 +119,7 @@ def matched_convolution(
     """Convolutions before a unary classifier, with the number of parameters of a message head altogether.
 
     Args:
-        in_channels: r, channels of the feature map.
-        num_classes: K.
+        in_channels, num_classes: r, channels of the feature map, and K.
         relations: Of the message head to match.
         hidden: Hidden units of that head, and of the classifier.
         dilations: Dilation of each convolution; `DILATIONS` reach as far as the paper's messages.
@@ -155,21 +133,16 @@ def matched_convolution(
 
 
 def _message_parameters(in_channels: int, num_classes: int, relations: Sequence[Relation], hidden: int) -> int:
-    """Parameters of the message head to match, which is built without memory for them."""
+    """Parameters of the message head to match; no memory is used."""
     with torch.device("meta"):
         return parameter_count(MessagePassing(in_channels, num_classes, relations, hidden=hidden))
 
 
 def matching_width(build: Callable[[int], nn.Module], parameters: int, tolerance: float = TOLERANCE) -> int:
-    """The width at which a network comes closest to a number of parameters.
+    """The width at which a network comes closest to a number of parameters, within a tolerance; no memory is used.
 
     >>> matching_width(lambda width: nn.Linear(10, width), 331)
     30
-
-    Args:
-        build: Makes the network of a width from 1 up; wider ones have more parameters. No memory is used.
-        parameters: How many it should have.
-        tolerance: The largest difference to accept, as a fraction.
     """
 
     def size(width: int) -> int:
@@ -193,7 +166,7 @@ def matching_width(build: Callable[[int], nn.Module], parameters: int, tolerance
 
 
 def parameter_count(module: nn.Module) -> int:
-    """How many numbers training changes.
+    """Number of parameters, counted as scalars.
 
     >>> parameter_count(nn.Linear(10, 30))
     330

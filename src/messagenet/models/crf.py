@@ -4,26 +4,19 @@
     θ_p(y)       = W₂ relu(A f_p + b) + b₂                              K outputs
     θ_pq(y, y')  = W₂ relu(A f_p + B f_q + b) + b₂                      K² outputs, one network per relation
 
-as in ContextDCRF (Lin, Shen, van den Hengel, Reid, arXiv 1504.01013). The two layers are those of a message estimator,
-but a potential has one output for every pair of classes, and its first and second argument play different parts, so
-that it can tell "sky above land" from its opposite. n_R is the number of a relation's factors at an inner node:
-potentials then have the same weight whatever the size of the range box. s is the pairwise scale, tuned and not learned.
+as in ContextDCRF (Lin, Shen, van den Hengel, Reid, arXiv 1504.01013). n_R is the number of a relation's factors at an
+inner node, so the weight of a potential does not depend on the size of the range box. s is tuned, not learned.
+Prediction is mean field from the unary marginals, or loopy BP. Potentials learned with BP marginals make up for the
+errors of BP, and need it in prediction too (Wainwright, JMLR 7, 2006).
 
-Prediction is mean field from the unary marginals, 3 iterations, or loopy belief propagation. Training is a matter of
-the loss: `losses.Piecewise`, `losses.PseudoLikelihood` or `losses.Likelihood`. All train the same networks.
-
-A message goes one way, so a relation lists every neighbour of a node. A potential belongs to an unordered pair, so one
-list serves both ends, and no pair may be in it twice:
+A potential belongs to an unordered pair, so no pair may be listed twice:
 
     surrounding   o and −o are the same pairs: those with o > (0, 0), the second node below or to the right
     above         −o is never in it: all offsets, the second node above the first
-    below         the pairs of `above`, seen from the other end: a relation whose mirror image has come before it
-                  adds none
+    below         the pairs of `above` from the other end: a relation adds none if its mirror image comes before it
 
-ContextDCRF does not connect every pair in the range box, for cost, but a regular lattice of 24 neighbours. Still
-there is a K × K table for every pair: with 32 × 32 nodes, 240 offsets and 21 classes, 0.4 GiB for one image, and as
-much again for every step of their computation that a gradient would keep. So tables are made one offset at a time,
-when they are needed, and again for the gradient (`PairTable`).
+As in ContextDCRF, each node has a lattice of 24 neighbours in the range box. With 32 × 32 nodes, 240 offsets and 21
+classes, all K × K tables of one image take 0.4 GiB, so they are made one offset at a time, and again for gradients.
 """
 
 from __future__ import annotations
@@ -69,14 +62,11 @@ class CRFHead(Head):
     torch.Size([2, 5, 6, 7])
 
     Args:
-        in_channels: r, channels of the feature map.
-        num_classes: K.
+        in_channels, num_classes: r, channels of the feature map, and K.
         relations: Which pairs of nodes have a potential.
         hidden: Hidden units of every network.
         neighbours: "lattice" for 24 neighbours of a node spread over each range box, "all" for the whole box.
-        inference: How it predicts: "mean_field" or "belief_propagation". Potentials that were learned with the
-            marginals of belief propagation make up for its errors, and need it in prediction too (Wainwright, JMLR 7,
-            2006).
+        inference: "mean_field" or "belief_propagation"; choose the latter if training used its marginals.
         inference_iterations: Of that.
         pairwise_scale: s, for prediction; training has s = 1.
     """
@@ -110,7 +100,7 @@ class CRFHead(Head):
 
     @staticmethod
     def feature_names(relations: Sequence[Relation]) -> tuple[str, ...]:
-        """Names of the feature maps where every factor type has one of its own."""
+        """Names of the feature maps if every factor type has its own."""
         return ("unary", *(relation.name for relation in paired_relations(relations)))
 
     @property
@@ -137,7 +127,7 @@ class CRFHead(Head):
         return logits
 
     def log_marginals(self, potentials: GridPotentials) -> Tensor:
-        """The result of inference on a batch of maps of one size, (B, K, h, w)."""
+        """Log-marginals of a batch of maps of one size, (B, K, h, w)."""
         scaled = potentials.scale(self.pairwise_scale)
         graph, tables, _ = pair_graph(scaled.unary, scaled.relations, scaled.present)
         steps = int(self.inference_iterations)
@@ -151,32 +141,20 @@ class CRFHead(Head):
     def potentials(
         self, features: Features, mask: Tensor | None = None
     ) -> Iterator[tuple[Tensor | None, GridPotentials]]:
-        """The potentials of a batch, one `GridPotentials` for each size of map, with the indices of its images.
-
-        The indices are None where all maps have the full size.
-
-        Args:
-            features: The feature map (B, r, h, w), or one for "unary" and for each relation by name.
-            mask: Which nodes exist, (B, h, w) bool.
-        """
+        """For each size of map, the indices of its images (None if all have the full size) and their potentials."""
         for indices, nodes, present in self.split_by_size(features, mask):
             unary, pairwise = self.unary(nodes["unary"]), tuple(self.pairwise.tables(nodes))
             yield indices, GridPotentials(unary, pairwise, present)
 
     def conditional_logits(self, nodes: Mapping[str, Tensor], target: Tensor) -> Tensor:
-        """Logits of every node given the labels of its neighbours, (B, h, w, K), without making the tables.
-
-        Args:
-            nodes: Features by factor type, channels last (B, h, w, r), of maps of one size.
-            target: Classes of the nodes and 255 for void, which does not contribute, (B, h, w).
-        """
+        """Logits (B, h, w, K) given the target of neighbours (void: ignored), from features by type, (B, h, w, r)."""
         unary: Tensor = self.unary(nodes["unary"])
         return unary + self.pairwise.given_labels(nodes, target)
 
     def split_by_size(
         self, features: Features, mask: Tensor | None
     ) -> Iterator[tuple[Tensor | None, Mapping[str, Tensor], Tensor | None]]:
-        """The maps of each size: indices of their images, features by factor type and existing nodes."""
+        """For each size of map: indices of its images, features by factor type, existing nodes."""
         names = ["unary", *(relation.name for relation in self.relations)]
         by_type = dict.fromkeys(names, features) if isinstance(features, Tensor) else features
         if missing := [name for name in names if name not in by_type]:
@@ -193,17 +171,11 @@ class CRFHead(Head):
 
 @dataclass(frozen=True)
 class GridPotentials:
-    """A CRF on maps of one size.
+    """A CRF on maps of one size; pairs with nodes that are not present are to be ignored."""
 
-    Attributes:
-        unary: θ_p, (B, h, w, K).
-        relations: θ_pq of each relation; every unordered pair once.
-        present: Which nodes exist, (B, h, w); None if all do. Pairs with the others are to be ignored.
-    """
-
-    unary: Tensor
-    relations: tuple[Pairs, ...]
-    present: Tensor | None = None
+    unary: Tensor  # θ_p, (B, h, w, K)
+    relations: tuple[Pairs, ...]  # θ_pq of each relation; every unordered pair once
+    present: Tensor | None = None  # which nodes exist, (B, h, w); None if all do
 
     def scale(self, factor: float = 1.0) -> GridPotentials:
         """The potentials of the energy: θ_pq · factor / n_R, n_R the relation's factors at an inner node."""
@@ -220,20 +192,13 @@ def _scaled(pairs: Pairs, factor: float) -> Pairs:
 
 
 class PairwisePotentials(nn.Module):
-    """One network per relation, K² outputs.
+    """One network per relation, K² outputs; arguments as for `CRFHead`.
 
     >>> from messagenet.graph import above, surrounding
     >>> pairwise = PairwisePotentials(16, 5, [surrounding(0.4), above(0.4)], hidden=32)
     >>> near, vertical = pairwise.tables(torch.randn(2, 12, 15, 16))
     >>> near[0].offset, near[0].table().shape
     ((0, 1), torch.Size([2, 12, 14, 5, 5]))
-
-    Args:
-        in_channels: r, channels of the feature map.
-        num_classes: K.
-        relations: Which pairs have a potential.
-        hidden: Hidden units of every network.
-        neighbours: "lattice" for 24 neighbours of a node spread over each range box, "all" for the whole box.
     """
 
     def __init__(
@@ -262,18 +227,11 @@ class PairwisePotentials(nn.Module):
         ]
 
     def given_labels(self, features: Tensor | Mapping[str, Tensor], labels: Tensor) -> Tensor:
-        """Σ_R 1/n_R Σ_q θ_pq(y, ŷ_q) for every node and class, (B, h, w, K): pseudo-likelihood's context.
+        """Σ_R 1/n_R Σ_q θ_pq(y, ŷ_q) for every node and class, (B, h, w, K); void labels do not contribute.
 
-        With the neighbour's class known, only K of the K² outputs matter, and the last layer commutes with the
-        sum over neighbours of one class:
+        The last layer commutes with the sum over neighbours of one class, so no table is made:
 
             Σ_q θ_pq(y, ŷ_q) = Σ_c [ W₂[y, c] S_pc + n_pc b₂[y, c] ],     S_pc = Σ_{q: ŷ_q = c} relu(P_p + Q_q)
-
-        and likewise for the second node of a pair. No table is made.
-
-        Args:
-            features: As for `tables`.
-            labels: Classes of the nodes and 255 for void, which does not contribute, (B, h, w).
         """
         is_class = labels[..., None] == torch.arange(self.num_classes, device=labels.device)  # (B, h, w, K)
         present = [int(label) for label in labels.unique() if label != VOID]
@@ -311,7 +269,7 @@ class PairwisePotentials(nn.Module):
     def _project(
         self, features: Tensor | Mapping[str, Tensor]
     ) -> Iterator[tuple[MessageEstimator, tuple[Offset, ...], Tensor, Tensor]]:
-        """For each relation its network, its offsets, and the first layer of both ends, (B, h, w, hidden)."""
+        """For each relation its network, offsets, and first layer at both ends, (B, h, w, hidden)."""
         for relation, network in zip(self.relations, self.networks, strict=True):
             assert isinstance(network, MessageEstimator)
             assert network.sender is not None
@@ -329,25 +287,17 @@ class PairwisePotentials(nn.Module):
 
 
 class PairTable(NamedTuple):
-    """The log-potentials θ(y_p, y_q) of all pairs (p, q = p + offset) that lie inside a map.
+    """The log-potentials θ(y_p, y_q) of all pairs (p, q = p + offset) that lie inside a map."""
 
-    Attributes:
-        offset: From the first node of a pair to the second.
-        table: Makes them, (B, h', w', K, K), the axes of a table being y_p and y_q; h' × w' is the window
-            of first nodes (see `messagenet.graph.window`). It is called again for the gradient, and must
-            return the same values then.
-    """
-
-    offset: Offset
-    table: Callable[[], Tensor]
+    offset: Offset  # from the first node of a pair to the second
+    table: Callable[[], Tensor]  # makes (B, h', w', K, K) for the window of first nodes; called again for the gradient
 
 
-Pairs = Sequence[PairTable]
-"""The factors of one relation: every unordered pair of nodes at most once."""
+Pairs = Sequence[PairTable]  # the factors of one relation: every unordered pair of nodes at most once
 
 
 def recompute(function: Callable[[], T]) -> T:
-    """The function's result, keeping nothing else of its computation for the gradient."""
+    """The function's result; its computation is repeated for the gradient instead of stored."""
     if not torch.is_grad_enabled():
         return function()
     result: T = checkpoint(function, use_reentrant=False, preserve_rng_state=False)
@@ -355,29 +305,18 @@ def recompute(function: Callable[[], T]) -> T:
 
 
 class PairGraph(NamedTuple):
-    """A factor graph and its potentials.
-
-    Attributes:
-        graph: The nodes and pairs of a map.
-        potentials: What an engine takes: the unaries, then one tensor for each block of pairs.
-        pairs: The pairs of each block.
-    """
+    """A factor graph and its potentials."""
 
     graph: GridFactorGraph
-    potentials: tuple[Tensor, ...]
-    pairs: tuple[PairTable, ...]
+    potentials: tuple[Tensor, ...]  # the unaries, then one tensor for each block of pairs
+    pairs: tuple[PairTable, ...]  # the pairs of each block
 
 
 def pair_graph(unary: Tensor, relations: Iterable[Pairs], present: Tensor | None = None) -> PairGraph:
     """The factor graph of a batch of maps of one size; all tables exist at the same time.
 
-    Nodes that are left out (they do not exist, or have no label in training) stay in the graph: their log-potentials,
-    and those of their pairs, are 0, so they are independent of all others and add log K each to log Z.
-
-    Args:
-        unary: Log-potentials θ_p, (B, h, w, K).
-        relations: For each relation, its pairwise log-potentials.
-        present: Which nodes are not left out, (B, h, w); None if all are there.
+    Nodes that are not `present` (B, h, w) stay in the graph: their log-potentials, and those of their pairs, are 0, so
+    they are independent of all others and add log K each to log Z.
     """
     height, width, num_classes = unary.shape[1:]
     pairs = tuple(pair for each in relations for pair in each if window((height, width), pair.offset))
@@ -393,7 +332,7 @@ def pair_graph(unary: Tensor, relations: Iterable[Pairs], present: Tensor | None
 
 @lru_cache(maxsize=16)
 def grid_of_offsets(height: int, width: int, offsets: tuple[Offset, ...], num_classes: int) -> GridFactorGraph:
-    """One unary factor per node, and one block of pairwise factors for each offset, in the order given.
+    """One unary factor per node, and one block of pairwise factors per offset.
 
     >>> [block.shape for block in grid_of_offsets(3, 4, ((0, 1), (-1, 2)), 5).blocks]
     [(3, 3), (2, 2)]
@@ -415,12 +354,11 @@ def grid_of_offsets(height: int, width: int, offsets: tuple[Offset, ...], num_cl
 
 
 def both_present(present: Tensor, w: Window) -> Tensor:
-    """Which pairs of a window have both of their nodes, (B, h', w')."""
+    """The pairs of a window whose nodes both exist, (B, h', w')."""
     return present[w.receivers] & present[w.senders]
 
 
 def _mask_pairs(table: Tensor, offset: Offset, present: Tensor | None) -> Tensor:
-    """The tables, 0 for pairs that miss a node."""
     if present is None:
         return table
     w = window(present.shape[1:], offset)
@@ -459,11 +397,9 @@ def pair_offsets(offsets: tuple[Offset, ...], neighbours: Neighbours = "lattice"
 
 
 def lattice(offsets: tuple[Offset, ...]) -> tuple[Offset, ...]:
-    """Up to 24 of the offsets, on a 5 × 5 lattice that spans their box, its middle left out.
+    """Up to 24 of the offsets, on a 5 × 5 lattice that spans their box, without its middle.
 
-    In a box around the node the middle is the node itself. A box above it has none to leave out; its middle goes
-    all the same, so that every relation has 24. Boxes with no more offsets than that, and sets of offsets that
-    fill no box, stay whole.
+    Boxes of at most 24 offsets, and offsets that fill no box, stay whole.
 
     >>> from messagenet.graph import above, surrounding
     >>> [len(lattice(relation.offsets_on(32, 32))) for relation in (surrounding(0.4), above(0.4))]

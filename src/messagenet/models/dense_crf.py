@@ -8,8 +8,7 @@
                  K × K compatibility that starts as Potts', a weight for every kernel and class (Zheng et al., ICCV
                  2015; Schwing & Urtasun, arXiv 1503.02351)
 
-The CRF works on cells of `working_stride` pixels: on pixels, as published, or on averages of 2×2 or 4×4, which is
-4 or 16 times cheaper. Its kernels are given in pixels of the image either way.
+The CRF works on pixels, as published, or on means of 2×2 or 4×4, which is 4 or 16 times cheaper (`working_stride`).
 """
 
 from __future__ import annotations
@@ -43,8 +42,7 @@ class DenseCRFHead(UnaryHead):
     """A unary classifier, and a dense CRF on its logits; base of the two below.
 
     Args:
-        in_channels: r, channels of the feature map.
-        num_classes: K.
+        in_channels, num_classes: r, channels of the feature map, and K.
         feature_stride: Pixels per node of the feature map.
         hidden: Hidden units of the unary classifier.
         working_stride: Pixels per cell of the CRF: 1, 2 or 4.
@@ -92,14 +90,7 @@ class DenseCRFHead(UnaryHead):
     def forward(
         self, features: Tensor, mask: Tensor | None = None, *, sizes: Tensor | None = None, images: Tensor | None = None
     ) -> Tensor:
-        """Logits of the marginals at the cells of the CRF, (B, K, ⌈H/s⌉, ⌈W/s⌉); 0 in padding.
-
-        Args:
-            features: The feature map, (B, r, h, w).
-            mask: Which nodes exist, (B, h, w) bool.
-            sizes: Height and width of each image in pixels, (B, 2), where smaller ones were padded.
-            images: RGB in 0..1, (B, 3, H, W).
-        """
+        """Logits at the cells, (B, K, ⌈H/s⌉, ⌈W/s⌉), 0 in padding; arguments as in `forward_head` of a model."""
         if images is None:
             raise InputError("a dense CRF looks at the image; pass images as well as features")
         unary = super().forward(features, mask)
@@ -115,7 +106,7 @@ class DenseCRFHead(UnaryHead):
         return torch.cat(logits)
 
     def _at_cells(self, unary: Tensor, images: Tensor) -> Tensor:
-        """Logits at the cells of the CRF, from those at the nodes, of images of one size."""
+        """Logits at the cells of the CRF from those at the nodes, for images of one size."""
         colours = mean_cells(images, self.working_stride)  # (B, 3, ⌈H/s⌉, ⌈W/s⌉)
         size = (colours.shape[2], colours.shape[3])
         return self.refine(colours, upsample(unary, size, self.feature_stride / self.working_stride))
@@ -129,7 +120,7 @@ class DenseCRFHead(UnaryHead):
 
     @property
     def kernels(self) -> tuple[Gaussian, Bilateral]:
-        """What ties two cells, lengths in cells."""
+        """The CRF's kernels, lengths in cells."""
         scale = self.working_stride
         return (
             Gaussian(self.spatial_weight, self.spatial_position / scale),
@@ -138,7 +129,7 @@ class DenseCRFHead(UnaryHead):
 
     @property
     def num_iterations(self) -> int:
-        """Of mean field."""
+        """Iterations of mean field."""
         return self.crf_iterations
 
     def learned_parameters(self) -> tuple[Tensor | None, Tensor | None]:
@@ -169,8 +160,7 @@ class DeepLabCRF(DenseCRFHead):
 class CRFRNN(DenseCRFHead):
     """A unary classifier and mean-field layers, trained together.
 
-    The kernel weights are where learning starts: at 1, for a classifier that is not trained yet has nothing worth
-    smoothing strongly.
+    Kernel weights start at 1: an untrained classifier has nothing worth smoothing strongly.
 
     Args:
         training_iterations: Of mean field, in training.
@@ -199,7 +189,7 @@ class CRFRNN(DenseCRFHead):
 
     @property
     def num_iterations(self) -> int:
-        """Of mean field: fewer in training."""
+        """Iterations of mean field: fewer in training."""
         return self.training_iterations if self.training else self.crf_iterations
 
     def learned_parameters(self) -> tuple[Tensor | None, Tensor | None]:

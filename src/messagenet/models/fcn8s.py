@@ -2,10 +2,8 @@
 
     scores = s₈ + up( s₁₆ + up(s₃₂) ),        s_l = W_l f_l + b_l
 
-Features at strides 8, 16 and 32 are scored by 1×1 convolutions; coarse scores are enlarged twofold, bilinearly, and
-added to the finer ones. As published, the skip connections start at zero, so that training starts from the coarse
-prediction, and the enlargement is not learned. The result has one node every 8 pixels. The levels are those of the
-backbone: see `backbones.level_maps`.
+1×1 convolutions score the features at strides 8, 16 and 32 (`backbones.level_maps`); up is bilinear and not learned. As
+published, the skip connections start at zero, so that training starts from the coarse prediction.
 """
 
 from __future__ import annotations
@@ -24,7 +22,6 @@ from messagenet.settings import register
 class FCN8s(Head):
     """Scores of three levels, added up.
 
-    >>> import torch
     >>> from messagenet.models import SegmentationModel
     >>> model = SegmentationModel("efficientnet_lite0", 5, "fcn8s").eval()
     >>> model(torch.rand(1, 3, 40, 50)).shape
@@ -54,14 +51,7 @@ class FCN8s(Head):
         size: tuple[int, int] | None = None,
         sizes: Tensor | None = None,
     ) -> Tensor:
-        """Logits at the nodes, (B, K, ⌈H/8⌉, ⌈W/8⌉); 0 at nodes that do not exist.
-
-        Args:
-            features: Maps by stride, "8", "16" and "32", each of twice the size of the next.
-            mask: Which nodes of the first map exist, (B, h, w) bool.
-            size: (H, W) of the images in pixels; by default that of the maps.
-            sizes: Height and width of each image in pixels, (B, 2), where smaller ones were padded.
-        """
+        """Logits at the nodes, (B, K, ⌈H/8⌉, ⌈W/8⌉), 0 in padding; arguments as in `forward_head` of a model."""
         levels = [features[str(stride)] for stride in self.level_strides]
         if mask is None or sizes is None:
             scores = self._add_scores(levels)
@@ -81,7 +71,7 @@ class FCN8s(Head):
         return scores
 
     def _add_alone(self, levels: Sequence[Tensor], index: int, size: Sequence[int]) -> Tensor:
-        """The scores of one image of (H, W) pixels, 0 around it."""
+        """Scores of one image of (H, W) pixels, padded with 0."""
         coarsest = self.level_strides[-1]
         high, wide = (-(-side // coarsest) * coarsest for side in size)
         own = [

@@ -3,19 +3,13 @@
     m_{p→s} = softmax( W x_p + b + Σ_{i ≠ s} U_i m_i )            the message of p to its neighbour s
     P(y_p)  = softmax( W x_p + b + Σ_i U_i m_i )                  the belief of p
 
-m_i is the message that neighbour i sent to p one iteration ago, K probabilities. Every neighbour has its own position
-in the input, so the number of neighbours is fixed, and the predictor is a logistic regression on [x_p; m_1 … m_n]:
-variable-to-factor messages are learned, and there are no factors. The message to a neighbour leaves out what that
-neighbour sent (belief propagation); with cavity "none" it does not, and p sends its belief to everyone (mean field).
+m_i, K probabilities, is the message of neighbour i to p one iteration ago. The number of neighbours is fixed, and the
+predictor is a logistic regression on [x_p; m_1 … m_n]. The message to s leaves out what s sent (belief propagation);
+with cavity "none", p sends its belief to all neighbours (mean field). A missing message is uniform. What enters is
+m − 1/K, which moves only b, so a missing message is zero.
 
-A message that is missing, because there is no such neighbour or because it is left out, is replaced by the uniform
-one. Messages enter as m − 1/K, which moves only b, so that a missing one is zero.
-
-T predictions are made. The first has received no messages and is the classifier of x_p alone; the belief after the
-last is the result. The predictor is tied (one for all iterations) or untied. It is trained stage by stage or by data
-aggregation (`training.inference_machine`), or with the cross-entropy of the beliefs after the last iteration, by
-back-propagation through all of them. Features are hand-crafted (backbone "hand_crafted"), as in the original, or
-those of a network.
+The first of T predictions has received no messages; the belief after the last is the result. Training is stage by
+stage, by data aggregation (`training.inference_machine`), or by back-propagation through all iterations.
 """
 
 from __future__ import annotations
@@ -33,20 +27,12 @@ from messagenet.models.backbones.hand_crafted import POSITIONS, positions
 from messagenet.models.base import Head, zero_padding
 from messagenet.settings import register
 
+# The four nearest, and four further up and down.
 NEIGHBOURS = Relation("neighbours", offsets=((-8, 0), (-4, 0), (-1, 0), (0, -1), (0, 1), (1, 0), (4, 0), (8, 0)))
-"""The four nearest, and four further up and down."""
 
 
 class LogisticPredictor(nn.Module):
-    """A logistic regression on a node's own features and the messages of its neighbours.
-
-    It starts at zero, where it predicts that all classes are equally likely.
-
-    Args:
-        in_channels: Length of x_p.
-        num_classes: K.
-        neighbours: How many send; 0 for a predictor that never receives messages.
-    """
+    """A logistic regression on a node's features and its neighbours' messages; it starts at zero (uniform beliefs)."""
 
     def __init__(self, in_channels: int, num_classes: int, neighbours: int) -> None:
         super().__init__()
@@ -61,7 +47,7 @@ class LogisticPredictor(nn.Module):
         return logits if self.others is None else logits + self.others(incoming.flatten(-2))
 
     def replies(self, own: Tensor, incoming: Tensor) -> Tensor:
-        """Logits of the reply to each neighbour, its own message left out, (…, n, K)."""
+        """Logits of the reply to each neighbour, without its own message, (…, n, K)."""
         belief = self.belief(own, incoming).unsqueeze(-2)
         if self.others is None:
             return belief.expand(incoming.shape)
@@ -78,8 +64,7 @@ class InferenceMachine(Head):
     torch.Size([2, 5, 12, 15])
 
     Args:
-        in_channels: r, channels of the feature map.
-        num_classes: K.
+        in_channels, num_classes: r, channels of the feature map, and K.
         neighbours: Who sends, with a size that does not depend on the map.
         iterations: T, the number of predictions; after the first, each receives the messages of the one before.
         tied: One predictor for all iterations, or one for each.
@@ -123,7 +108,7 @@ class InferenceMachine(Head):
 
     @property
     def reverse(self) -> tuple[int | None, ...]:
-        """For each neighbour, our index among its neighbours; None where it does not leave us out."""
+        """For each neighbour, p's index among that neighbour's own; None where its message does not leave p out."""
         indices = {offset: i for i, offset in enumerate(self.offsets)}
         return tuple(indices.get((-dy, -dx)) if self.cavity == "factor" else None for dy, dx in self.offsets)
 

@@ -1,8 +1,4 @@
-"""The networks of this library: a head that passes learned messages, and the same without messages.
-
-MessageNet   image → features (C1, and a neck if wanted) → messages (C2) → beliefs
-UnaryNet     every node is classified from its own features
-"""
+"""The networks of this library: a head that passes learned messages, and the same without messages."""
 
 from __future__ import annotations
 
@@ -24,8 +20,7 @@ class UnaryHead(Head):
     """A classifier of single nodes: the unary factor of a message-passing head, alone.
 
     Args:
-        in_channels: r, channels of the feature map.
-        num_classes: K.
+        in_channels, num_classes: r, channels of the feature map, and K.
         hidden: Hidden units of the classifier.
     """
 

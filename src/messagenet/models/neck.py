@@ -1,10 +1,9 @@
-"""What may stand between a backbone and a head: fewer channels, and convolutions over neighbouring nodes.
+"""Between a backbone and a head: fewer channels, and convolutions over neighbouring nodes.
 
     features (B, r, h, w) ─ 1×1, norm, ReLU ─ [5×5 depthwise, 1×1, residual] × filters ─ head
 
-Messages bring context from afar in one step; a few convolutions before them sharpen what interpolation and large cells
-have blurred. A neck belongs to the head: it is trained with it where the backbone is frozen, and cached features are
-those before it.
+The convolutions sharpen what interpolation and large cells have blurred. A neck is trained with the head; feature
+caches hold the map before it.
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ KERNEL = 5
 class Neck(nn.Module):
     """A projection and separable filters.
 
-    >>> import torch
     >>> Neck(40, width=16, filters=1)(torch.randn(2, 40, 6, 7)).shape
     torch.Size([2, 16, 6, 7])
 

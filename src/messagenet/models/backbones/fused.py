@@ -1,10 +1,8 @@
-"""A feature network made ready for prediction on a processor: every convolution one call.
+"""A feature network prepared for prediction on a CPU: convolution, norm and ReLU6 in one call.
 
-In prediction a convolution, its norm and its ReLU6 are one function with fixed weights. oneDNN, PyTorch's library of
-convolutions, computes it in one pass over the map and wants its kernels in a layout of its own, which is prepared here
-once. The values are those of the network, up to rounding.
-
-Where it does not apply (another device or precision, a PyTorch without these operators) networks stay as they are.
+In prediction these are one function with fixed weights. oneDNN computes it in one pass over the map, with kernels in
+its own layout, which is prepared here once. Values are equal up to rounding. Networks stay as they are on another
+device, in another precision, or in a PyTorch without these operators.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ _OPERATORS = ("_convolution_pointwise", "_reorder_convolution_weight")
 
 
 def fused(network: nn.Module) -> nn.Module:
-    """A copy of a network for prediction, with what can be fused fused; the network itself if nothing can."""
+    """A copy of a network for prediction, fused where possible; the network itself if nothing can be fused."""
     if not _applies(network):
         return network
     ready = _replaced(copy.deepcopy(network).eval())
@@ -61,8 +59,7 @@ class FusedConvolution(nn.Module):
         kernel, bias = source.folded()
         padding = d * (plain.kernel_size[0] // 2) if d > 1 else int(plain.padding[0])
         if any(source.odd_pixel):
-            # One more pixel after the map than before it: a row and a column of zeros in front of the kernel ask for
-            # as many on both sides, and spare a copy of the map.
+            # Zeros in front of the kernel make the padding equal on both sides, which saves a copy of the map.
             kernel, padding = F.pad(kernel, (1, 0, 1, 0)), padding + 1
         self.where = ([padding, padding], list(plain.stride), [d, d], plain.groups)
         self.activation: tuple[Any, ...] = ("hardtanh", [0.0, 6.0], "") if relu6 else ("none", [], "")
@@ -79,7 +76,7 @@ class FusedConvolution(nn.Module):
 
 
 class FusedProjection(nn.Module):
-    """A 1×1 convolution with its norm, as one matrix product; with channels last nothing has to move."""
+    """A 1×1 convolution with its norm, as one matrix product; with channels last, no data moves."""
 
     kernel: Tensor
     bias: Tensor

@@ -1,19 +1,15 @@
-"""Features designed by hand: what classifiers of nodes looked at before networks learned to see.
+"""Hand-crafted features: sixteen statistics of each cell of `stride` × `stride` pixels.
 
-Sixteen statistics of each cell of `stride` × `stride` pixels, after the kind that inference machines were given
-(Ross, Munoz, Hebert & Bagnell, CVPR 2011; Hoiem, Efros & Hebert, ICCV 2005):
+After those of inference machines (Ross, Munoz, Hebert & Bagnell, CVPR 2011; Hoiem, Efros & Hebert, ICCV 2005):
 
     colour     mean and standard deviation of red, green and blue                      6
-    light      standard deviation, least and greatest of their mean                    3
+    light      standard deviation, min and max of their mean                           3
     gradient   mean |∂y| and |∂x| of the light                                         2
     edges      mean |∇| of edges that lie flat, stand, rise and fall                   4
     texture    mean |Laplacian|                                                        1
 
 An edge of direction φ with strength m counts m·max(0, cos 2(φ − φ_k)) for each of the four directions φ_k. The
-derivatives reach one pixel beyond the cell; nothing else does. There is nothing to train.
-
-The place of a node in its image is a feature as well, but one that padding must not move, so it is added where it
-is known which nodes exist: see `positions`.
+derivatives reach one pixel beyond the cell. Nothing is trained. Positions are added where the padding is known.
 """
 
 from __future__ import annotations
@@ -81,18 +77,16 @@ class HandCrafted(nn.Module):
         )
 
     def _mean(self, values: Tensor) -> Tensor:
-        """The mean over each cell."""
         return functional.avg_pool2d(values, self.stride)
 
 
 def positions(valid: Tensor) -> Tensor:
-    """Where each node lies in its own image: y, x, y², x², from −1 at one edge to 1 at the other, (B, h, w, 4).
+    """Position of each node in its own image: y, x, y², x², from −1 at one edge to 1 at the other, (B, h, w, 4).
+
+    `valid`, (B, h, w), says which nodes exist; an image ends at the last row and column that has one.
 
     >>> positions(torch.ones(1, 1, 4, dtype=torch.bool))[0, 0, :, 1]
     tensor([-0.7500, -0.2500,  0.2500,  0.7500])
-
-    Args:
-        valid: Which nodes exist, (B, h, w); an image reaches to its last row and column that has one.
     """
     axes = []
     for across, along in ((2, 1), (1, 2)):

@@ -1,15 +1,11 @@
-"""A small feature network that sees almost nothing but the node's own cell.
+"""A small feature network with local features, so that tests and demonstrations show what messages add.
 
-Learned messages carry what a node cannot see for itself. To show that, in a test or in a demonstration, the
-features must be local: node (i, j) of this network depends on the pixels of its cell and on a margin of one
-pixel around it, and on nothing else,
+Node (i, j) depends only on the pixels of its cell and on a margin of one pixel around it:
 
     rows  i·stride − 1  …  (i+1)·stride,      columns likewise,      receptive_field = stride + 2.
 
-Two habits of larger networks would let distant pixels in, and are avoided. Normalisation over space (batch,
-group or instance norm) ties every node to the whole image: here each node is normalised over its own channels
-(Ba, Kiros & Hinton, arXiv 1607.06450), which is also the same in training and evaluation. Zero padding tells
-border nodes where they are: here the border pixels are repeated instead.
+Spatial norms would tie every node to the whole image, so each node is normalised over its own channels (Ba, Kiros &
+Hinton, arXiv 1607.06450). Zero padding would show border nodes where they are, so border pixels are repeated.
 """
 
 from __future__ import annotations

@@ -2,18 +2,14 @@
 
 As Lin et al. (NIPS 2015, section 4) take it over from their ContextDCRF (arXiv 1504.01013 v2):
 
-    blocks 1–5   the 13 convolutions of VGG-16 (Simonyan & Zisserman, arXiv 1409.1556): 2×64, 2×128, 3×256,
-                 3×512, 3×512; a 2×2 pooling of stride 2 after each of blocks 1–4, and after block 5 a 3×3
-                 pooling of stride 1. Total stride 16; the same weights at every scale.
-    block 6      VGG's first fully connected layer as a 7×7 convolution of 4096 channels, then two 3×3
-                 convolutions of 512. Weights of its own at every scale.
+    blocks 1–5   the 13 convolutions of VGG-16 (Simonyan & Zisserman, arXiv 1409.1556), weights shared by all scales;
+                 2×2 pooling of stride 2 after blocks 1–4, 3×3 pooling of stride 1 after block 5
+    block 6      VGG's first fully connected layer as a 7×7 convolution of 4096 channels, then two 3×3 convolutions of
+                 512 channels; weights of its own at every scale
 
-The image enters at 1.2, 0.8 and 0.4 times its size; the smaller maps are enlarged to the largest and
-concatenated, 512 channels each. All sizes are rounded up, so that no image is too small: the map has
-⌈1.2·n / 16⌉ nodes, and poolings take in an incomplete last window.
-
-The three 7×7 convolutions hold 308 of the 387 million parameters; `fc6_channels` and `fc6_kernel` make them
-smaller where the paper's size is not needed.
+The image enters at 1.2, 0.8 and 0.4 times its size; the smaller maps are upsampled to the largest and concatenated. All
+sizes are rounded up, so no image is too small. The 7×7 convolutions hold 308 of the 387 million parameters;
+`fc6_channels` and `fc6_kernel` reduce them.
 """
 
 from __future__ import annotations
@@ -30,9 +26,7 @@ from messagenet.errors import InputError
 from messagenet.models.backbones.base import check_state_dict, fill, positive_integer, read_state_dict
 from messagenet.settings import register
 
-VGG16_URL = "https://download.pytorch.org/models/vgg16-397923af.pth"
-"""ImageNet weights of torchvision's VGG-16 (528 MB), for mean/std-normalised RGB."""
-
+VGG16_URL = "https://download.pytorch.org/models/vgg16-397923af.pth"  # 528 MB, for mean/std-normalised RGB
 _BLOCKS = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))
 _TRUNK_STRIDE = 16
 _TRUNK_CHANNELS = 512
@@ -47,8 +41,7 @@ class VGG16(nn.Module):
         scales: Sizes at which the image is looked at, relative to the image given.
         fc6_channels: Channels of block 6's first convolution; torchvision's fc6 fits 4096 only.
         fc6_kernel: Side of its kernel, odd; torchvision's fc6 fits 7 only.
-        block6: Whether there is a block 6. Without it the features are those of block 5 at every scale, and
-            nothing is random: for a backbone that is never trained.
+        block6: Whether there is a block 6; without it, block 5 gives the features, and no weight is random.
 
     >>> vgg = VGG16(scales=(1.0, 0.5), fc6_channels=8, fc6_kernel=3)
     >>> vgg(torch.zeros(1, 3, 33, 16)).shape
@@ -121,7 +114,6 @@ def _trunk() -> nn.Sequential:
 
 
 def _block6(fc6_channels: int, fc6_kernel: int) -> nn.Sequential:
-    """Builds one scale's own layers."""
     return nn.Sequential(
         _Convolution(_TRUNK_CHANNELS, fc6_channels, fc6_kernel),
         nn.ReLU(inplace=True),
@@ -133,7 +125,6 @@ def _block6(fc6_channels: int, fc6_kernel: int) -> nn.Sequential:
 
 
 def _checked_scales(scales: Sequence[float]) -> tuple[float, ...]:
-    """Returns the scales as a tuple, refusing anything that is not a list of positive numbers."""
     values = tuple(scales) if isinstance(scales, (list, tuple)) else ()
     numbers = all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in values)
     if not values or not numbers or not all(0 < v < math.inf for v in values):
@@ -151,17 +142,10 @@ def _resized(images: Tensor, scale: float) -> Tensor:
 
 
 def load_vgg16(backbone: nn.Module, source: str | Path) -> list[str]:
-    """Fills a `VGG16` with ImageNet weights under torchvision's names.
+    """Fills a `VGG16` with torchvision's ImageNet weights; returns the names of parameters that keep random values.
 
-    Blocks 1–5 must be there in full. torchvision's first fully connected layer, where the source has it and
-    the backbone is of its size (4096 channels, 7×7), becomes the first convolution of block 6 at every scale.
-
-    Args:
-        backbone: The network to fill.
-        source: A .pth or .safetensors file, or "torch.hub" to download `VGG16_URL` into torch's cache.
-
-    Returns:
-        The names of the parameters that keep their random values.
+    `source` is a file, or "torch.hub" to download `VGG16_URL`. Blocks 1–5 must be complete. torchvision's fc6, if it
+    has the backbone's size (4096 channels, 7×7), becomes the first convolution of block 6 at every scale.
     """
     if not isinstance(backbone, VGG16):
         raise InputError(f"VGG-16 weights need the vgg16 backbone, not {type(backbone).__name__}")
@@ -179,7 +163,6 @@ def load_vgg16(backbone: nn.Module, source: str | Path) -> list[str]:
 
 
 def _download() -> dict[str, Tensor]:
-    """Fetches torchvision's file, or says how to do without a connection."""
     try:
         content = torch.hub.load_state_dict_from_url(VGG16_URL, map_location="cpu", check_hash=True, weights_only=True)
     except (OSError, RuntimeError) as error:
