@@ -1,13 +1,4 @@
-"""What the `messagenet` command does, as functions: one for each verb, with the command's defaults.
-
-    train    a data set in, a trained model on disk out
-    predict  image files in, segmentations on disk out
-    evaluate a model and labelled images in, scores out; evaluate_models takes several
-    infer    a graphical model in, its marginals or its most probable state out
-
-`check_data`, `compare`, `tune`, `serve` and `run_demo` are the others. Each is a short way through the packages below,
-which have more to offer.
-"""
+"""The `messagenet` command as functions, one per verb, with the command's defaults."""
 
 from __future__ import annotations
 
@@ -58,8 +49,7 @@ def train(
     """Trains a model on a data set; the best one is then in `out`/best.
 
     Args:
-        data: The data set: text such as "folder:street" (see `open_data`), or a `torch.utils.data.Dataset` of (image,
-            mask) pairs.
+        data: Text such as "folder:street" (see `open_data`), or a `torch.utils.data.Dataset` of (image, mask) pairs.
         out: Folder of the run.
         system: What to train: "message", "unary", or another of `training.systems.SYSTEMS`.
         preset: Settings to start from. Default: "tiny" for generated scenes and "finetune" for photographs.
@@ -93,7 +83,6 @@ def train(
 
 
 def _torch_sets(data: Any, val: Any, classes: Any, void_values: Sequence[int]) -> DataSets:
-    """Torch data sets to train and to score on."""
     whole = as_data(data, classes, void_values)
     if val is not None:
         return DataSets(whole, as_data(val, whole.classes, void_values))
@@ -184,8 +173,7 @@ def evaluate_models(
     """Scores models side by side on labelled images; the scores by the name of the model.
 
     Args:
-        models: Folders of saved models, which are then named after their runs, and names of bundled models; or models
-            by name.
+        models: Folders of saved models (named after their runs) and names of bundled models; or models by name.
         data: The data set: text such as "folder:street", or a torch data set of (image, mask) pairs.
         split: The part of it to score on.
         classes: A class list, where the data set has none of its own.
@@ -237,7 +225,7 @@ def infer(
 
 
 def as_predictor(model: Model | None, options: PredictOptions | None = None, *, refine: bool = False) -> Predictor:
-    """A model ready to predict: read from a folder, or bundled, onto the GPU if there is one; or as given."""
+    """A predictor of a saved or bundled model (on the GPU if there is one), or of the model given."""
     if isinstance(model, Predictor):
         return _refined(model) if refine and model.options.refine is None else model
     if not isinstance(model, SegmentationModel):
@@ -248,7 +236,6 @@ def as_predictor(model: Model | None, options: PredictOptions | None = None, *, 
 
 
 def _refined(predictor: Predictor) -> Predictor:
-    """The same model and options with a dense CRF on top."""
     return Predictor(predictor.model, replace(predictor.options, refine=Refinement()))
 
 
@@ -266,7 +253,6 @@ def model_names(folders: Sequence[Path]) -> list[str]:
 
 
 def _trained_void_values(predictors: Mapping[str, Predictor]) -> Sequence[int]:
-    """The void values that all models were trained with."""
     values = {name: predictor.model.input.void_values for name, predictor in predictors.items()}
     if len({frozenset(each) for each in values.values()}) > 1:
         listed = "; ".join(f"{name}: {', '.join(map(str, each)) or 'none'}" for name, each in values.items())

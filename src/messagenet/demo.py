@@ -1,8 +1,7 @@
-"""The demonstration: the bundled model on photographs, and what messages add where appearance says nothing.
+"""The demonstration: the bundled model on photos, and what messages add where appearance says nothing.
 
-First a cat and an astronaut are segmented by the model that comes with the package. Then two models with the same
-backbone, which sees one 4×4 cell and a pixel around it, learn the synthetic scenes: one classifies every node alone,
-the other also sends messages over the paper's three relations. Both are scored on scenes that neither has seen.
+Two models with the same backbone, which sees one 4×4 cell and a pixel around it, learn the synthetic scenes: one
+classifies every node alone, the other also sends messages over the paper's three relations.
 """
 
 from __future__ import annotations
@@ -62,15 +61,7 @@ def segment_photographs(out: Path, console: Console) -> Path | None:
 def compare_on_scenes(
     out: Path, seed: int, console: Console, *, test_scenes: int = TEST_SCENES, settings: Mapping[str, Any] | None = None
 ) -> dict[str, Scores]:
-    """Trains both models, prints their scores and draws the sheet of images.
-
-    Args:
-        out: Folder for the images and the two runs.
-        seed: Seed of the scenes and of the training.
-        console: Where to print.
-        test_scenes: Scenes to score on.
-        settings: Further settings of the training, such as {"run.steps": 100}.
-    """
+    """Trains both models with `settings` such as {"run.steps": 100}, prints their scores and draws the scenes."""
     scenes = SyntheticScenes(test_scenes, seed=seed, split="test")
     predictors, scores = {}, {}
     for name, system in DEMO_SYSTEMS.items():
@@ -100,12 +91,10 @@ def draw_sheet(predictors: dict[str, Predictor], scenes: SyntheticScenes, path: 
 
 
 def _print(console: Console, text: str) -> None:
-    """Prints a line with paths in it as it is."""
     console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def _free_folder(folder: Path) -> Path:
-    """The folder, or one with a number appended if a run is already in there."""
     count, free = 1, folder
     while free.exists():
         count += 1

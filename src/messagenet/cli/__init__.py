@@ -1,7 +1,4 @@
-"""The `messagenet` command. Every verb is one call into the library; this package only reads arguments and prints.
-
-    models      train, tune, settings, predict, evaluate, serve
-    research    demo, compare, infer, data check
+"""The `messagenet` command: reads arguments, makes one call into the library, prints.
 
 Exit codes: 0 done, 2 the input is at fault (one line says what to change), 130 interrupted.
 """
@@ -21,9 +18,7 @@ from messagenet.cli.options import console, print_error, print_notes
 from messagenet.cli.research import check, compare, demo, infer
 from messagenet.errors import InputError
 
-PATIENCE = 5.0
-"""Seconds that a process waits for the first one to name an error that all of them have."""
-
+PATIENCE = 5.0  # seconds that a process waits for the first one to name an error that all of them have
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="markdown",
@@ -59,11 +54,7 @@ def main() -> None:
 
 
 def _end(code: int, text: str) -> NoReturn:
-    """Ends the program with one line; of the processes that torchrun started, the first speaks for all.
-
-    torchrun ends all processes with the first that fails. The others therefore wait for the first to speak; one that is
-    still there has failed alone, and speaks for itself.
-    """
+    """Ends the program with one line. Process 0 goes first: torchrun ends all processes when one of them fails."""
     rank = int(os.environ.get("RANK", "0"))
     if rank:
         time.sleep(PATIENCE)

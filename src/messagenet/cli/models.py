@@ -35,8 +35,7 @@ from messagenet.cli.options import (
 )
 from messagenet.errors import InputError, write_atomically
 
-MAX_LISTED = 20
-"""Up to this many images, `predict` prints what it found in each."""
+MAX_LISTED = 20  # up to this many images, `predict` prints what it found in each
 
 
 def predict(

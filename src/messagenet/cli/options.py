@@ -1,4 +1,4 @@
-"""Options that several commands share, and what commands print on: the console, lines, errors, progress bars."""
+"""Options that several commands share, and output: the console, lines, errors, progress bars."""
 
 from __future__ import annotations
 
@@ -34,8 +34,6 @@ TrainedRestOption = Annotated[
 ]
 FlipOption = Annotated[bool, typer.Option(help="Also predict the mirror image and average.")]
 ScalesOption = Annotated[str, typer.Option(help="Comma-separated sizes to predict at and average, e.g. `0.75,1,1.25`.")]
-
-
 TileOption = Annotated[int, typer.Option(help="Images larger than this many pixels are predicted in tiles.")]
 LongestSideOption = Annotated[
     int | None,
@@ -67,7 +65,7 @@ console = Console()
 
 
 def print_line(text: str) -> None:
-    """Prints text as it is, whatever brackets it holds, and leaves the breaking of lines to the terminal."""
+    """Prints text as it is: no markup, and lines are broken by the terminal."""
     console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
@@ -79,7 +77,7 @@ def print_error(text: str) -> None:
 
 @contextmanager
 def print_notes() -> Iterator[None]:
-    """Meanwhile, a `Note` is one line; all other warnings stay as they are."""
+    """Prints a `Note` as one line; other warnings are unchanged."""
     usual = warnings.showwarning
 
     def show(
@@ -91,8 +89,7 @@ def print_notes() -> Iterator[None]:
         line: str | None = None,
     ) -> None:
         if issubclass(category, Note):
-            # A second Console would write into the middle of a progress bar.
-            print(f"note: {message}", file=sys.stderr)
+            print(f"note: {message}", file=sys.stderr)  # a second Console would write into a progress bar
         else:
             usual(message, category, filename, lineno, file, line)
 
@@ -116,6 +113,6 @@ def progress(title: str) -> Progress:
 
 
 def advance(bar: Progress, description: str, total: int) -> Callable[[int, int], None]:
-    """A new line of a progress bar, as a function that moves it."""
+    """Adds a line to a progress bar; returns the function that moves it."""
     task = bar.add_task(description, total=total)
     return lambda done, _: bar.update(task, completed=done)

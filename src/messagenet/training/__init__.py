@@ -1,9 +1,4 @@
-"""Training: every setting of a run, the loop, and what it writes down.
-
-config = override(load_config("tiny"), ["run.epochs=3"])
-result = train(config, "runs/mine", progress=Bar())
-model = SegmentationModel.from_pretrained(result.folder / "best")
-"""
+"""Training: the settings of a run, the loop, and what it writes."""
 
 from messagenet.training.build import DataSets
 from messagenet.training.config import TrainConfig, load_config, override, preset_names, save_config

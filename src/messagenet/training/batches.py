@@ -1,11 +1,8 @@
 """Which images each step sees, on every process, from any step on.
 
-A step's images are one stretch of G = batch_size · accumulate · processes samples of the epoch's order (the last
-stretch of an epoch is filled up from its beginning). It is dealt out batch by batch, and within a batch process by
-process, so that runs with the same G see the same images in the same steps however G is divided.
-
-One loader serves all epochs: its keys are (epoch, index), so workers never wait for an epoch to end, and what a
-sample looks like depends on its key alone.
+A step sees G = batch_size · accumulate · processes consecutive samples of the epoch's order (an epoch's last step is
+filled up from its beginning). They are divided by batch, then by process, so that runs with the same G see the same
+images in the same steps. One loader serves all epochs: its keys are (epoch, index), which alone determine a sample.
 """
 
 from __future__ import annotations
@@ -31,23 +28,14 @@ PREFETCH = 4
 
 @dataclass(frozen=True)
 class Plan:
-    """How the samples are divided into steps.
+    """How the samples are divided into steps."""
 
-    Attributes:
-        samples: How many there are.
-        batch_size: Samples per batch and process.
-        accumulate: Batches per step and process.
-        processes: How many processes.
-        total_steps: When to stop.
-        seed: Of the orders.
-    """
-
-    samples: int
-    batch_size: int
-    accumulate: int
+    samples: int  # number of samples
+    batch_size: int  # samples per batch and process
+    accumulate: int  # batches per step and process
     processes: int
     total_steps: int
-    seed: int
+    seed: int  # of the orders
 
     @classmethod
     def of(cls, config: RunConfig, samples: int, processes: int) -> Plan:
@@ -98,7 +86,7 @@ class PlannedBatches(Sampler[list[Key]]):
 
 
 class AugmentedData(Dataset[Sample]):
-    """Samples by (epoch, index), varied as that epoch wants them."""
+    """Samples by (epoch, index), augmented anew in every epoch."""
 
     def __init__(self, data: SegmentationData, augment: Augment, seed: int) -> None:
         self.data, self.augment, self.seed = data, augment, seed
@@ -109,7 +97,7 @@ class AugmentedData(Dataset[Sample]):
 
 
 class RepeatedData(Dataset[T]):
-    """Samples by (epoch, place in a list of indices); an index may be there repeatedly."""
+    """Samples by (epoch, position in a list of indices), where an index may be repeated."""
 
     def __init__(self, samples: Any, indices: Sequence[int]) -> None:
         self.samples, self.indices = samples, indices
@@ -127,15 +115,7 @@ def make_loader(
     workers: int,
     pin_memory: bool = False,
 ) -> Iterable[T]:
-    """A loader whose workers use one thread each, and keep a few batches ready.
-
-    Args:
-        data: Samples by key.
-        batches: The keys of every batch.
-        collate: Makes a batch of samples.
-        workers: Processes that do so; 0 for this one.
-        pin_memory: Whether batches go to a GPU.
-    """
+    """A loader of the samples under each batch's keys; workers use one thread each and prefetch a few batches."""
     loader: DataLoader[T] = DataLoader(
         data,
         batch_sampler=batches,  # type: ignore[arg-type]
@@ -149,7 +129,7 @@ def make_loader(
 
 
 class _Plainly(Generic[T]):
-    """A loader whose workers' complaints about the input arrive as they were made, without their traceback."""
+    """A loader that raises its workers' input errors without their traceback."""
 
     def __init__(self, loader: Iterable[T]) -> None:
         self.loader = loader
@@ -168,7 +148,7 @@ def default_workers(processes: int = 1) -> int:
 
 
 def _begin_worker(_: int) -> None:
-    """One thread; and Ctrl-C, which reaches the workers as well, is left to the process they work for."""
+    """One thread; Ctrl-C, which reaches workers as well, is left to the main process."""
     torch.set_num_threads(1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -20,8 +20,7 @@ from messagenet.models.saving import read_config
 from messagenet.settings import KIND, flat
 from messagenet.training.config import DataConfig, ModelConfig, TrainConfig
 
-PUBLISHED = ("package", "torch.hub")
-"""Published weights that `model.pretrained` may name."""
+PUBLISHED = ("package", "torch.hub")  # published weights that `model.pretrained` may name
 
 
 class DataSets(NamedTuple):
@@ -71,7 +70,7 @@ def check_reach(model: SegmentationModel, sample: Sample) -> None:
 
 
 class InitialisedModel(NamedTuple):
-    """A model and the names of those of its parameters that do not start from random values."""
+    """A model, and the names of its pretrained parameters."""
 
     model: SegmentationModel
     pretrained: frozenset[str]
@@ -94,7 +93,6 @@ def build_model(config: TrainConfig, classes: Classes) -> InitialisedModel:
 
 
 def _load_first_weights(model: SegmentationModel, config: ModelConfig) -> frozenset[str]:
-    """Loads the first weights that are configured; returns the names of the parameters that have them."""
     if config.pretrained is None:
         if config.pretrained_head:
             raise InputError(
@@ -124,7 +122,6 @@ def _load_first_weights(model: SegmentationModel, config: ModelConfig) -> frozen
 
 
 def _load_from_model(model: SegmentationModel, folder: Path, config: ModelConfig) -> frozenset[str]:
-    """Fills the backbones from a trained model, the neck if it has the same, and the head if that is wanted."""
     theirs = read_config(folder)["model"]["backbone"]
     kind = theirs and theirs[KIND]
     if kind != config.backbone[KIND]:
@@ -147,7 +144,6 @@ def _load_from_model(model: SegmentationModel, folder: Path, config: ModelConfig
 
 
 def _load_all(model: SegmentationModel, trained: SegmentationModel, folder: Path) -> frozenset[str]:
-    """Fills the whole model from a trained one of the same kind, classes and sizes."""
     if trained.classes.names != model.classes.names:
         raise InputError(
             f"the model in {folder} tells {', '.join(trained.classes.names)} apart, the data have "
@@ -162,7 +158,7 @@ def _load_all(model: SegmentationModel, trained: SegmentationModel, folder: Path
 
 
 def _first_difference(model: SegmentationModel, trained: SegmentationModel) -> str | None:
-    """What would make the head of one model mean something else in the other; None if nothing does."""
+    """The first setting or shape that keeps the head of one model from working in the other, if any."""
     ours, theirs = (
         flat({name: value for name, value in each.config.items() if name != "backbone"}) for each in (model, trained)
     )
@@ -175,7 +171,7 @@ def _first_difference(model: SegmentationModel, trained: SegmentationModel) -> s
 
 
 def _fill(module: nn.Module, state: Mapping[str, Tensor], source: Path) -> None:
-    """Copies what a module has; the source may have more, as a backbone has whose levels are fused."""
+    """Copies what a module has; the source may have more, such as the further levels of a fused backbone."""
     own = {name: values.shape for name, values in module.state_dict().items()}
     if any(name not in state or state[name].shape != shape for name, shape in own.items()):
         raise InputError(f"the backbone of {source} has other options; give model.backbone the same")

@@ -1,12 +1,10 @@
-"""Checkpoints that survive `kill -9`: a folder that exists is complete.
+"""The folder of a run, and checkpoints that survive `kill -9`: a checkpoint that exists is complete.
 
     checkpoint/step-00000400/tensors.safetensors     network, average, optimiser
     checkpoint/step-00000400/state.json              step, best score, and what else is no tensor
 
-A checkpoint is written under another name, flushed to the disk, and renamed; only then are older ones removed, all
-but the one before it, which is read if the newest should be damaged. Nothing in it is executed on reading.
-
-Whether a run can be started, or resumed, in a folder.
+A checkpoint is written under another name, flushed to the disk, and renamed. Only then are older ones removed, except
+the last one before it, which is read if the newest is damaged. Reading executes nothing.
 """
 
 from __future__ import annotations
@@ -82,12 +80,11 @@ def read_checkpoint(folder: Path) -> Checkpoint | None:
 
 
 def _steps(folder: Path) -> list[Path]:
-    """Complete checkpoints, oldest first."""
     return sorted(folder.glob(f"{PREFIX}*")) if folder.is_dir() else []
 
 
 def _flush(path: Path) -> None:
-    """Waits until a file, or the names in a folder, are on the disk; folders only where the system allows it."""
+    """Waits until a file, or a folder where the system allows it, is on the disk."""
     if path.is_dir() and os.name != "posix":
         return
     descriptor = os.open(path, os.O_RDONLY if os.name == "posix" else os.O_RDWR)
@@ -129,16 +126,13 @@ class RunFolder(NamedTuple):
 
 
 FREE = ("run.workers", "run.log_every", "run.checkpoint_every", "run.cache_folder", "run.batch_size", "run.accumulate")
-"""Settings that do not change where a run ends, as long as a step sees the same number of images."""
-
-LENGTHS = ("run.steps", "run.epochs")
-"""Settings that may grow, to train for longer than was planned: the rate is then that of a run of the new length."""
-
+"""Settings that do not change the result, as long as a step sees the same number of images."""
+LENGTHS = ("run.steps", "run.epochs")  # may grow; the learning rate is then that of a run of the new length
 BEFORE_THE_FIRST_CHECKPOINT = {"config.yaml", "log.jsonl", "tensorboard"}
 
 
 def check_folder(folder: Path, resume: bool) -> None:
-    """Refuses to write over something; what a run leaves that failed before its first checkpoint is nothing."""
+    """Refuses to overwrite anything but the files of a run that failed before its first checkpoint."""
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder} is a file; give a folder to write the run into")
     found = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
@@ -154,7 +148,7 @@ def remove_leftovers(run: RunFolder) -> None:
 
 
 def find_checkpoint(run: RunFolder, config: TrainConfig, plan: Plan, classes: Classes) -> Checkpoint | None:
-    """The checkpoint to go on from, if there is one; refuses one of another run."""
+    """The checkpoint to resume from, if there is one; refuses one of another run."""
     if run.config.is_file():
         _check_same(run.config, load_config(run.config), config)
     checkpoint = read_checkpoint(run.checkpoints)
@@ -185,5 +179,4 @@ def _check_same(path: Path, before: TrainConfig, now: TrainConfig) -> None:
 
 
 def _longer(name: str, before: int | None, now: int | None) -> bool:
-    """Whether a setting only makes the run longer."""
     return name in LENGTHS and before is not None and now is not None and now > before

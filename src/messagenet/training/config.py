@@ -1,15 +1,12 @@
-"""Every setting of a training run, where a run starts from, and configurations as YAML.
+"""Every setting of a training run, and configurations as YAML.
 
-A configuration has sections. Most are dataclasses below, whose attribute texts are the comments of the YAML files;
-the parts of a model and the loss are components, whose settings are the parameters of their classes
-(`messagenet.settings`). A file holds what differs from the defaults, or from the preset that it names (`preset:
-fast`); what a run writes holds every setting, each under its comment. `presets/default.yaml` is that file for the
-defaults.
+Sections are dataclasses, whose attribute texts are the comments of the YAML files. The parts of a model and the loss
+are components, whose settings are the parameters of their classes (`messagenet.settings`). A file holds what differs
+from the defaults, or from the preset that it names (`preset: fast`). A run saves every setting under its comment.
 
     preset or file  ←  system  ←  single settings, such as `--set model.head.hidden=64`
 
-Presets and systems are soft: what does not fit the kinds that are chosen later is dropped. What a user sets is hard: a
-setting that does not exist, or that nothing would use, is an error.
+Presets and systems drop what does not fit the kinds chosen later. A user's unknown or unused setting is an error.
 """
 
 from __future__ import annotations
@@ -47,8 +44,7 @@ from messagenet.settings import (
 
 PRESET = "preset"
 COMMENT_WIDTH = 100
-Settings = Mapping[str, Any] | Iterable[str]
-"""Single settings: values by path, or lines such as "run.epochs=3"."""
+Settings = Mapping[str, Any] | Iterable[str]  # values by path, or lines such as "run.epochs=3"
 
 
 @dataclass(frozen=True)
@@ -359,8 +355,6 @@ def override(config: TrainConfig, settings: Settings) -> TrainConfig:
 
     >>> override(TrainConfig(), ["run.epochs=3", "optimiser.lr=1e-4"]).optimiser.lr
     0.0001
-    >>> override(TrainConfig(), {"model.head.hidden": 8}).model.head["hidden"]
-    8
     """
     values = settings if isinstance(settings, Mapping) else dict(map(parse_setting, settings))
     return merge(config, nested(values))
@@ -392,23 +386,12 @@ def choose_config(
     photographs: str = "finetune",
     **shortcuts: Any,
 ) -> TrainConfig:
-    """The configuration of a run.
+    """The configuration of a run: from "tiny" for generated scenes and from `photographs` otherwise, by default.
 
-    Without a preset or a file, generated scenes start from "tiny" and photographs from "finetune", which needs no
-    other package.
+    A run to resume (`run_folder`) starts from its own. `shortcuts` are settings of `data`, or epochs; None is not set.
 
     >>> choose_config(data="synthetic:200", system="unary").model.head["kind"]
     'unary'
-
-    Args:
-        data: The data set.
-        preset: A configuration that comes with the package.
-        file: A configuration file, instead of a preset.
-        system: What to train, of `systems.SYSTEMS`.
-        settings: Single settings.
-        run_folder: A run to resume, whose own configuration is the start.
-        photographs: The preset for these.
-        **shortcuts: Settings by their own name (classes, void_values, keep, rest, epochs); None is not set.
     """
     from messagenet.training.systems import apply_system
 

@@ -1,4 +1,4 @@
-"""The device to compute on, and the other processes of the run, by way of Accelerate."""
+"""The device to compute on, and the other processes of the run, through Accelerate."""
 
 from __future__ import annotations
 
@@ -17,11 +17,7 @@ from messagenet.errors import InputError, Note
 
 
 def start_processes(precision: str = "float32") -> Accelerator:
-    """Joins the processes that `torchrun` or `accelerate launch` started, if any, and chooses a device.
-
-    Args:
-        precision: "float32", "bf16" or "fp16".
-    """
+    """Joins the processes that `torchrun` or `accelerate launch` started, if any, and chooses a device."""
     started = int(os.environ.get("WORLD_SIZE", "1"))
     mixed = "no" if precision == "float32" else precision
     if AcceleratorState._shared_state and AcceleratorState().mixed_precision != mixed:
@@ -56,25 +52,24 @@ def start_processes(precision: str = "float32") -> Accelerator:
 
 
 def is_first_process() -> bool:
-    """Whether this is the process that speaks for all of its run."""
+    """Whether this is the process that prints for all of its run."""
     return bool(PartialState().is_main_process)
 
 
 def leave_processes() -> None:
-    """Takes leave of the other processes; a program that ends without it may be aborted by their open threads."""
+    """Leaves the process group; a program that ends without it may be aborted by its open threads."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
 
 
 def _cpu_has_bf16() -> bool:
-    """Whether the processor multiplies bf16 in hardware; where nobody can say, it is taken to."""
+    """Whether the processor multiplies bf16 in hardware; yes where this is unknown."""
     checks = [getattr(torch.cpu, f"_is_{name}_supported", None) for name in ("avx512_bf16", "amx_tile")]
     known = [check() for check in checks if check is not None]
     return any(known) or not known or platform.machine() not in ("x86_64", "AMD64")
 
 
 def _has_accelerator() -> bool:
-    """Whether there is a device on which several processes can train."""
     if hasattr(torch, "accelerator"):
         device = torch.accelerator.current_accelerator()
         return device is not None and device.type != "mps"
@@ -82,19 +77,13 @@ def _has_accelerator() -> bool:
 
 
 def keep_strides(net: nn.Module) -> None:
-    """Gives gradients the strides of their parameters where both lie in memory alike.
-
-    An axis of length 1, as depthwise and 1×1 kernels have, may have any stride, and kernels computed with channels
-    last get gradients with another one. Distributed training compares strides literally: it would warn of a slow
-    copy that there is no need for.
-    """
+    """Gives gradients their parameters' strides on axes of length 1, which distributed training compares."""
     for parameter in net.parameters():
         if parameter.requires_grad and 1 in parameter.shape:
             parameter.register_hook(partial(_strided_as, parameter.stride()))
 
 
 def _strided_as(strides: tuple[int, ...], gradient: Tensor) -> Tensor:
-    """The gradient with the strides given, unless that would be another order of its numbers."""
     if gradient.stride() == strides:
         return gradient
     pairs = zip(gradient.shape, gradient.stride(), strides, strict=True)

@@ -1,14 +1,11 @@
-"""Features of a frozen backbone, computed once and cached on disk.
+"""Features of a frozen backbone, computed once and cached on disk, so that an epoch trains the head alone.
 
-A backbone that does not change gives an image the same features in every epoch, and takes nearly all of the time. With
-its features cached, an epoch trains the head alone. An entry holds one version of one image: the feature map (or maps)
-and the labels of the pixels. Version 0 is the image itself, versions 1, 2, … are fixed draws of the augmentation; epoch
-e takes version (e + index) mod versions.
+An entry holds one version of one image: the feature map (or maps) and the labels of the pixels. Version 0 is the image
+itself, versions 1, 2, … are fixed draws of the augmentation; epoch e takes version (e + index) mod versions. Writing is
+atomic, so building can be interrupted; missing or truncated entries are made anew.
 
     FOLDER/<key>/0-000017.safetensors        `<key>` is a digest of all that entries depend on: the backbone and
     FOLDER/<key>/about.json                  its weights, the data (names, sizes and times of files), the augmentation
-
-Entries are written atomically, so building can be interrupted; those that are missing or cut short are made anew.
 """
 
 from __future__ import annotations
@@ -58,16 +55,10 @@ DTYPES = {"fp16": torch.float16, "fp32": torch.float32}
 
 
 class CachedFeatures(NamedTuple):
-    """One version of one image.
+    """One version of one image."""
 
-    Attributes:
-        features: Maps (r, h, w) by factor type or level; "shared" is the one of all types.
-        target: Labels of the pixels, uint8 (H, W).
-        id: Of the image.
-    """
-
-    features: dict[str, Tensor]
-    target: Tensor
+    features: dict[str, Tensor]  # maps (r, h, w) by factor type or level; "shared" is the one of all types
+    target: Tensor  # labels of the pixels, uint8 (H, W)
     id: str
 
 
@@ -92,46 +83,31 @@ def _pad_to_largest(values: Sequence[Tensor], fill: int) -> list[Tensor]:
 
 @dataclass(frozen=True)
 class CacheSettings:
-    """What entries hold.
+    """What entries hold."""
 
-    Attributes:
-        augment: What versions 1, 2, … draw.
-        versions: Versions of every image.
-        seed: Of the draws.
-        precision: Of the features.
-        working_size: Whether images are first reduced to what the model is for, as in prediction; the target stays.
-    """
-
-    augment: Augment
-    versions: int = 1
-    seed: int = 0
-    precision: str = "fp16"
-    working_size: bool = False
+    augment: Augment  # of versions 1, 2, …
+    versions: int = 1  # per image
+    seed: int = 0  # of the draws
+    precision: str = "fp16"  # of the features
+    working_size: bool = False  # whether images are first reduced as in prediction; the target stays
 
 
 def training_cache(model: SegmentationModel, data: SegmentationData, folder: Path, config: TrainConfig) -> FeatureCache:
-    """The cache that a training with this configuration learns from."""
+    """The cache of the training images."""
     run = config.run
     settings = CacheSettings(config.augment, run.cache_variants, run.seed, run.cache_precision)
     return FeatureCache(model, data, folder, settings)
 
 
 def scoring_cache(model: SegmentationModel, data: SegmentationData, folder: Path, config: TrainConfig) -> FeatureCache:
-    """The cache that a training with this configuration scores from: images as prediction sees them."""
+    """The cache of the validation images, as prediction sees them."""
     run = config.run
     settings = CacheSettings(config.augment, 1, run.seed, run.cache_precision, working_size=True)
     return FeatureCache(model, data, folder, settings)
 
 
 class FeatureCache(Dataset[CachedFeatures]):
-    """The entries of a data set on disk, by (epoch, index).
-
-    Args:
-        model: Whose backbone makes the features.
-        data: The images.
-        folder: Where caches are; several share it.
-        settings: What entries hold.
-    """
+    """The entries of a data set on disk, by (epoch, index); several caches share a folder."""
 
     def __init__(self, model: SegmentationModel, data: SegmentationData, folder: Path, settings: CacheSettings) -> None:
         self.model: SegmentationModel | None = model
@@ -164,7 +140,7 @@ class FeatureCache(Dataset[CachedFeatures]):
         return CachedFeatures(features, tensors[TARGET], self.data.sample_name(index))
 
     def missing(self) -> list[tuple[int, int]]:
-        """The (version, index) of entries that are absent or cut short."""
+        """The (version, index) of entries that are absent or truncated."""
         wanted = ((v, index) for v in range(self.settings.versions) for index in range(len(self.data)))
         return [key for key in wanted if not _is_complete(self.path(*key))]
 
@@ -174,16 +150,7 @@ class FeatureCache(Dataset[CachedFeatures]):
         workers: int = 0,
         progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> int:
-        """Makes the missing entries, together with the other processes.
-
-        Args:
-            accelerator: The processes and the device.
-            workers: Processes that load images.
-            progress: Called with (done, total) after every image.
-
-        Returns:
-            How many were missing.
-        """
+        """Makes the missing entries, together with the other processes; returns how many were missing."""
         missing = self.missing()
         accelerator.wait_for_everyone()
         if missing:
@@ -199,7 +166,6 @@ class FeatureCache(Dataset[CachedFeatures]):
     def _make(
         self, keys: Sequence[tuple[int, int]], device: torch.device, workers: int
     ) -> Iterator[tuple[tuple[int, int], dict[str, Tensor]]]:
-        """The content of entries, one after the other."""
         model = self.model
         assert model is not None
         predictor = Predictor(model)
@@ -226,8 +192,6 @@ class FeatureCache(Dataset[CachedFeatures]):
 
 
 class _Versions(Dataset[Sample]):
-    """Samples by (version, index)."""
-
     def __init__(self, data: SegmentationData, settings: CacheSettings) -> None:
         self.data, self.settings = data, settings
 
@@ -244,7 +208,6 @@ def _only(samples: list[Sample]) -> Sample:
 
 
 def _is_complete(path: Path) -> bool:
-    """Whether a safetensors file is as long as its header says."""
     if not path.is_file():
         return False
     try:
@@ -255,7 +218,6 @@ def _is_complete(path: Path) -> bool:
 
 
 def _describe(model: SegmentationModel, data: SegmentationData, settings: CacheSettings) -> dict[str, Any]:
-    """All that entries depend on, in words and digests."""
     weights = hashlib.sha256()
     for name, values in model.backbones.state_dict().items():
         weights.update(name.encode())
@@ -276,7 +238,6 @@ def _describe(model: SegmentationModel, data: SegmentationData, settings: CacheS
 
 
 def _content_digest(data: SegmentationData) -> str:
-    """A digest of names, files' sizes and times, and a few samples."""
     digest = hashlib.sha256()
     for index in range(len(data)):
         digest.update(f"{data.sample_name(index)}\n".encode())
@@ -291,7 +252,6 @@ def _content_digest(data: SegmentationData) -> str:
 
 
 def _files(data: SegmentationData) -> Iterator[Path]:
-    """The files that a data set reads, where it reads any."""
     if isinstance(data, PairedFiles):
         for pair in data.pairs:
             yield pair.image

@@ -1,20 +1,17 @@
-"""Training of graph heads on labelled graphs: plain classification of every labelled variable, whatever the graph.
+"""Training of graph heads on labelled graphs: classification of every labelled variable, whatever the graph.
 
     J = − mean_p log P(ŷ_p | x),      P(y_p | x) = softmax( L_p )
 
     through iterations   J = Σ_t w_t J_t: back-propagation through all iterations, with the loss on the last (w = 0, …,
-                         0, 1: the paper's budget) or on every one of them (deep supervision, Lee et al., AISTATS 2015),
-                         which gives early iterations a gradient of their own. Memory grows by the messages that are
-                         stored per iteration, not by hidden units.
-    stage by stage       min_{θ_t} J(L^t) for t = 1 … T, with the messages of iterations 1 … t−1 fixed (forward
-                         training, Ross, Munoz, Hebert & Bagnell, CVPR 2011). Each stage sees exactly the messages that
-                         it will see in use. Needs estimators of their own for each iteration (tied=False).
+                         0, 1, as in the paper) or on every one (deep supervision, Lee et al., AISTATS 2015). Memory
+                         grows by the messages stored per iteration, not by hidden units.
+    stage by stage       min_{θ_t} J(L^t) for t = 1 … T, with the messages of iterations 1 … t−1 fixed, as in use
+                         (forward training, Ross, Munoz, Hebert & Bagnell, CVPR 2011). Needs tied=False.
     by aggregation       one predictor, trained on the messages of all its earlier versions (DAgger, Ross, Gordon &
-                         Bagnell, AISTATS 2011), so that it learns to correct its own mistakes: D ← ∅; repeat: pass
-                         messages, add the input of every iteration to D, train on all of D; return the best version.
+                         Bagnell, AISTATS 2011): D ← ∅; repeat: pass messages, add the inputs of all iterations to D,
+                         train on D; return the best version.
 
-Only the first differentiates through more than one iteration. All use Adam over a list of losses, in a new order every
-epoch, with early stopping on request (`minimise`).
+Only the first differentiates through more than one iteration. All use `minimise`.
 """
 
 from __future__ import annotations
@@ -63,7 +60,7 @@ def minimise(
     fit: FitOptions,
     validation_loss: Callable[[], float] | None = None,
 ) -> list[float]:
-    """Takes one step per loss and epoch; returns the mean loss of every epoch.
+    """Minimises losses with AdamW, one step per loss in a new order every epoch; returns each epoch's mean loss.
 
     >>> x = nn.Parameter(torch.tensor(3.0))
     >>> history = minimise([x], [lambda: (x - 1) ** 2], FitOptions(epochs=200, learning_rate=0.1))
@@ -72,8 +69,8 @@ def minimise(
 
     Args:
         parameters: What to change.
-        losses: What to make small; each is called once per epoch and may draw new data every time.
-        fit: How.
+        losses: What to minimise; each is called once per epoch and may draw new data every time.
+        fit: Learning rate, epochs, early stopping.
         validation_loss: Called after every epoch; the parameters are left where it was lowest.
     """
     if not losses:
@@ -146,7 +143,6 @@ class GraphExample:
 def node_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     """The mean loss over labelled variables; 0 where nothing is labelled.
 
-    >>> import torch
     >>> node_cross_entropy(torch.tensor([[0.0, 0.0], [9.0, 0.0]]), torch.tensor([1, -1]))
     tensor(0.6931)
     """
@@ -188,14 +184,13 @@ def _advanced(head: GraphMessagePassing, stage: int, example: GraphExample, befo
 
 @torch.no_grad()
 def iteration_inputs(head: GraphMessagePassing, example: GraphExample) -> list[Beliefs]:
-    """The beliefs before each iteration, as the head now makes them."""
+    """The beliefs before each iteration, with the head's present weights."""
     context = example.context(head)
     return [head.initial_beliefs(context), *head.iterate(context)][: head.iterations]
 
 
 @torch.no_grad()
 def _mean_loss(head: GraphMessagePassing, examples: Sequence[GraphExample]) -> float:
-    """The loss after all iterations, averaged over examples."""
     losses = [node_cross_entropy(head(e.features, e.graph, e.factor_features, e.computed), e.labels) for e in examples]
     return float(torch.stack(losses).mean())
 
@@ -208,7 +203,9 @@ def train_by_aggregation(
     rounds: int = 5,
     held_out: Sequence[GraphExample] = (),
 ) -> list[float]:
-    """Trains tied estimators by data aggregation; the head is left at its best version.
+    """Trains tied estimators by data aggregation; leaves the head at its best version.
+
+    Returns the loss on `held_out` after all T iterations, before training and after each round.
 
     Args:
         head: The head to train.
@@ -216,9 +213,6 @@ def train_by_aggregation(
         fit: The training of one round.
         rounds: How often messages are collected and the predictor trained on all of them.
         held_out: What to choose the best version on; by default the examples themselves.
-
-    Returns:
-        The loss after all T iterations on the chosen examples, before training and after each round.
     """
     if not head.tied:
         raise InputError("data aggregation trains one predictor for all iterations: build it with tied=True")

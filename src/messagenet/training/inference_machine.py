@@ -1,21 +1,17 @@
 """Inference machines trained without differentiating through the iterations (Ross et al., CVPR 2011).
 
-A predictor should give the true label from whatever messages it receives, and these depend on the predictors:
-
     forward   one predictor per iteration; each is fitted to the messages that those before it produce
-    DAgger    one predictor for all; in every round the machine runs with the predictor of the round before, all
-              messages are added to those of earlier rounds, and a new predictor is fitted to everything (Ross, Gordon
-              & Bagnell, AISTATS 2011). In the first round the neighbours send their labels (teacher forcing).
+    DAgger    one predictor for all; every round runs the machine with the predictor of the round before, adds all
+              messages to those of earlier rounds, and fits a new predictor to everything (Ross, Gordon & Bagnell,
+              AISTATS 2011). In the first round the neighbours send their labels (teacher forcing).
 
-Fitting is a convex problem, solved to convergence: with M collected rows,
+A predictor maps received messages to the target label. Its fit is a convex problem, solved to convergence: with M rows,
 
     min_{W, U, b}  1/M Σ −log softmax(…)[ŷ]  +  ridge/2 (‖W‖² + ‖U‖²).
 
-A node gives one row for each output that is wanted of it: the reply to each neighbour or, in the last iteration, its
-belief. Nodes without a label give none; they send messages like all others.
-
-The features do not change, so they are computed once. A run with the gradient loop sees steps × batch_size images; here
-as many are looked at, or all of them if there are fewer, up to a limit that keeps the collected nodes in memory.
+A labelled node gives one row for each output wanted of it: the reply to each neighbour or, in the last iteration, its
+belief. Unlabelled nodes give none, but send messages. Features are constant and computed once. A run looks at as many
+images as the gradient loop would see (steps × batch_size), up to a limit that keeps the collected nodes in memory.
 """
 
 from __future__ import annotations
@@ -51,63 +47,36 @@ _CHUNK = 65536  # nodes that are classified at a time
 
 
 class NodeBatch(NamedTuple):
-    """Maps to learn from.
+    """Maps to learn from."""
 
-    Attributes:
-        features: (B, r, h, w).
-        labels: Classes of the nodes and 255 for void, (B, h, w).
-        mask: Which nodes exist, (B, h, w); None if all do.
-    """
-
-    features: Tensor
-    labels: Tensor
-    mask: Tensor | None = None
+    features: Tensor  # (B, r, h, w)
+    labels: Tensor  # (B, h, w), 255 for void
+    mask: Tensor | None = None  # (B, h, w), which nodes exist; None if all do
 
 
 @dataclass(frozen=True)
 class PredictorFit:
-    """How predictors are fitted.
+    """How predictors are fitted."""
 
-    Attributes:
-        ridge: Weight of the squared norm of the weights.
-        steps: Maximum number of L-BFGS steps.
-        nodes_per_image: Maximum number of nodes that are collected from an image at a time.
-        seed: Which ones.
-    """
-
-    ridge: float = 1e-4
-    steps: int = 200
-    nodes_per_image: int = 256
+    ridge: float = 1e-4  # weight of the squared norm of the weights
+    steps: int = 200  # at most, of L-BFGS
+    nodes_per_image: int = 256  # at most, collected at random from an image at a time
     seed: int = 0
 
 
 class Samples(NamedTuple):
-    """Collected nodes.
+    """M collected nodes."""
 
-    Attributes:
-        own: Their features, (M, r).
-        incoming: Messages that they receive, less 1/K, (M, n, K).
-        wanted: Which replies to neighbours are wanted of them and, in the last column, whether their belief is,
-            (M, n + 1).
-        target: Their labels, (M,).
-    """
-
-    own: Tensor
-    incoming: Tensor
-    wanted: Tensor
-    target: Tensor
+    own: Tensor  # features, (M, r)
+    incoming: Tensor  # messages that they receive, less 1/K, (M, n, K)
+    wanted: Tensor  # which replies are wanted of them and, in the last column, whether their belief is, (M, n + 1)
+    target: Tensor  # labels, (M,)
 
 
 def train_forward(
     machine: InferenceMachine, batches: Iterable[NodeBatch], fit: PredictorFit | None = None
 ) -> list[float]:
-    """Fits the predictors one after the other; returns the objective of each.
-
-    Args:
-        machine: The machine, untied.
-        batches: What to learn from; gone through once for every iteration of the machine.
-        fit: How predictors are fitted.
-    """
+    """Fits the predictors of an untied machine one after the other; returns the objective of each."""
     if machine.tied and machine.iterations > 1:
         raise InputError("forward training fits one predictor per iteration; build the machine with tied=False")
     _check_repeatable(batches)
@@ -131,15 +100,7 @@ def train_dagger(
     held_out: Iterable[NodeBatch] | None = None,
     fit: PredictorFit | None = None,
 ) -> list[float]:
-    """Fits one predictor to the messages of all rounds so far; keeps the best round's, and returns the loss of each.
-
-    Args:
-        machine: The machine, tied.
-        batches: What to learn from; gone through once a round.
-        rounds: How often to collect and fit.
-        held_out: What to choose the best round by; by default the training batches.
-        fit: How predictors are fitted.
-    """
+    """Fits a tied predictor to the messages of all rounds; keeps the best on `held_out`, returns every round's loss."""
     if not machine.tied:
         raise InputError("DAgger fits one predictor for all iterations; build the machine with tied=True")
     if rounds < 1:
@@ -168,7 +129,7 @@ def train_dagger(
 
 @torch.no_grad()
 def mean_loss(machine: InferenceMachine, batches: Iterable[NodeBatch]) -> float:
-    """The mean cross-entropy of the machine's beliefs over the labelled nodes of some batches."""
+    """The mean cross-entropy of the machine's beliefs over all labelled nodes."""
     loss = sum_losses(
         cross_entropy_sum(
             machine(batch.features, batch.mask).permute(0, 2, 3, 1), ignore_padding(batch.labels, batch.mask)
@@ -179,13 +140,7 @@ def mean_loss(machine: InferenceMachine, batches: Iterable[NodeBatch]) -> float:
 
 
 def fit_predictor(predictor: LogisticPredictor, collected: Sequence[Samples], fit: PredictorFit) -> float:
-    """Finds the predictor of least regularised cross-entropy; returns that.
-
-    Args:
-        predictor: Where to start from, and where the result goes.
-        collected: Its inputs and targets.
-        fit: Regularisation and effort.
-    """
+    """Minimises the regularised cross-entropy of a predictor, from its present weights; returns the minimum."""
     rows = max(1, sum(int(samples.wanted.sum()) for samples in collected))
     everything = [torch.cat(parts).split(_CHUNK) for parts in zip(*collected, strict=True)]
     chunks = [Samples(*parts) for parts in zip(*everything, strict=True)]
@@ -215,7 +170,6 @@ def fit_predictor(predictor: LogisticPredictor, collected: Sequence[Samples], fi
 
 
 def _error(predictor: LogisticPredictor, samples: Samples) -> Tensor:
-    """The summed cross-entropy of all outputs that are wanted of the nodes."""
     belief = predictor.belief(samples.own, samples.incoming).unsqueeze(-2)
     outputs = torch.cat([predictor.replies(samples.own, samples.incoming), belief], -2)  # (M, n + 1, K)
     target = torch.where(samples.wanted, samples.target[:, None], VOID)
@@ -226,14 +180,7 @@ def _error(predictor: LogisticPredictor, samples: Samples) -> Tensor:
 def _rollout(
     machine: InferenceMachine, batch: NodeBatch, last: int, teacher_forced: bool = False
 ) -> tuple[Tensor, list[Tensor]]:
-    """x_p, and the messages that the nodes have received before each of the iterations 0 … last.
-
-    Args:
-        machine: The machine.
-        batch: What it runs on.
-        last: Where to stop.
-        teacher_forced: Whether nodes send their label instead of the output of their predictor.
-    """
+    """x_p, and the messages received before each of the iterations 0 … last; teacher-forced nodes send their label."""
     own = machine.own_features(batch.features, batch.mask)
     incoming = [machine.initial_messages(own)]
     for step in range(last):
@@ -262,7 +209,6 @@ def _collect(
     fit: PredictorFit,
     generator: torch.Generator,
 ) -> Samples:
-    """A random choice of a batch's labelled nodes, with their inputs and wanted outputs in an iteration."""
     labels = ignore_padding(batch.labels, batch.mask).flatten()
     wanted = _wanted_outputs(machine, step, own, batch.mask).flatten(0, 2)
     chosen = (labels != VOID).nonzero().flatten()
@@ -340,10 +286,7 @@ def _fit_machine(
     callback: TrainCallback,
     train: Callable[[InferenceMachine, list[NodeBatch], list[NodeBatch]], None],
 ) -> TrainResult:
-    """Fits an inference machine and writes what a run of the loop writes, except checkpoints: it starts over.
-
-    Every tenth image is held out, for DAgger to choose its best round by.
-    """
+    """Fits a machine and writes what the loop writes, except checkpoints; every tenth image is held out for DAgger."""
     started = time.perf_counter()
     if accelerator.num_processes > 1:
         raise InputError(f"{config.run.method} training is for one process; start it without torchrun")
@@ -366,7 +309,6 @@ def _fit_machine(
 
 
 def _choose_images(config: TrainConfig, images: int) -> list[int]:
-    """The images to look at: as many as the gradient loop would see, at most `MAX_IMAGES`, at least two."""
     steps = Plan.of(config.run, images, 1).total_steps
     order = torch.randperm(images, generator=torch.Generator().manual_seed(config.run.seed))
     chosen: list[int] = order[: max(2, min(MAX_IMAGES, steps * config.run.batch_size))].tolist()
@@ -378,7 +320,6 @@ def _choose_images(config: TrainConfig, images: int) -> list[int]:
 def _score(
     model: SegmentationModel, data: DataSets, accelerator: Accelerator, folder: RunFolder, callback: TrainCallback
 ) -> float | None:
-    """The mean IoU on the images to score, written down; None if there are none."""
     if data.val is None:
         return None
     confusion = Validation(data.val, accelerator, 0).score(model)

@@ -1,24 +1,19 @@
 """One optimiser step, however its images are divided among batches and processes.
 
 With Σ over all batches and processes of a step, the gradient is ∇ Σ total / Σ count. Each process back-propagates its
-own totals (divided by a constant, to stay in the range of half precision); the distributed wrapper averages over the
-W processes in the last batch; what remains is one factor, W · constant / Σ count, known only then. Random draws
-inside the model are seeded by (seed, step, process), so a resumed run repeats them.
+own totals, divided by a constant to stay in the range of half precision; the distributed wrapper averages over the W
+processes; the remaining factor is W · constant / Σ count. Random draws in the model depend on (seed, step, process).
 
-Weight decay applies to parameters with two axes or more; biases, scales and shifts of norms are spared. Parameters that
-came from pretrained weights learn at `backbone_lr` times the rate of the new ones. The rate is a function of the step
-alone, linear warm-up and "poly" decay (Chen et al., DeepLab, arXiv 1606.00915):
+Biases and norms have no weight decay; pretrained parameters learn at `backbone_lr` times the rate. The rate has linear
+warm-up and "poly" decay (Chen et al., DeepLab, arXiv 1606.00915):
 
     factor(t) = (t + 1) / w                       t < w, the warm-up
     factor(t) = (1 − (t − w) / (T − w))^power     t ≥ w, of T steps; w is at most half of them
 
-An exponential moving average of the weights, which predicts better than the last weights do, is updated after every
-step:
+An exponential moving average of the weights predicts better than the last weights (Polyak & Juditsky, SIAM J. Control
+Optim. 1992). It includes the statistics of batch norms; counters are copied, frozen parameters are left alone.
 
-    θ̄ ← d_t θ̄ + (1 − d_t) θ,        d_t = min(d, (1 + t) / (10 + t))
-
-The second term of the minimum lets it forget the random weights it started from (Polyak & Juditsky, SIAM J. Control
-Optim. 1992). Statistics of batch norms are averaged likewise, counters are copied, frozen parameters are left alone.
+    θ̄ ← d_t θ̄ + (1 − d_t) θ,        d_t = min(d, (1 + t) / (10 + t)), which forgets the random first weights
 """
 
 from __future__ import annotations
@@ -44,7 +39,7 @@ from messagenet.training.distributed import keep_strides
 
 
 class TrainStep(nn.Module):
-    """A loss as a module, because a distributed wrapper synchronises the gradients of a `forward` it has seen."""
+    """A loss as a module: distributed wrappers synchronise the gradients of a `forward`."""
 
     def __init__(self, model: SegmentationModel, loss: Loss) -> None:
         super().__init__()
@@ -57,13 +52,7 @@ class TrainStep(nn.Module):
 
 
 def parameter_groups(model: nn.Module, pretrained: Set[str], config: OptimiserConfig) -> list[dict[str, Any]]:
-    """The trainable parameters in up to four groups, each with its `name`, `initial_lr` and `weight_decay`.
-
-    Args:
-        model: The network.
-        pretrained: Names of the parameters that did not begin at random.
-        config: Rates and decay.
-    """
+    """The trainable parameters in up to four groups: `pretrained` names or new, with weight decay or without."""
     groups: dict[str, dict[str, Any]] = {}
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
@@ -94,13 +83,13 @@ def build_optimiser(model: nn.Module, pretrained: Set[str], config: OptimiserCon
 
 
 def set_rate(optimiser: Optimizer, factor: float) -> None:
-    """Sets the learning rate of every group to `factor` times its largest."""
+    """Sets the learning rate of every group to `factor` times its peak."""
     for group in optimiser.param_groups:
         group["lr"] = factor * group["initial_lr"]
 
 
 def poly_factor(step: int, total: int, warmup: int = 0, power: float = 0.9) -> float:
-    """What the largest learning rate is multiplied with at a step from 0 to total − 1.
+    """The learning rate of a step from 0 to total − 1, as a fraction of the peak.
 
     >>> [round(poly_factor(step, total=8, warmup=2, power=1.0), 2) for step in range(8)]
     [0.5, 1.0, 1.0, 0.83, 0.67, 0.5, 0.33, 0.17]
@@ -124,11 +113,7 @@ def decay_at(step: int, decay: float) -> float:
 
 
 class ModelAverage(Generic[Net]):
-    """The averaged copy of a network.
-
-    Attributes:
-        model: The copy; in evaluation mode, without gradients.
-    """
+    """The averaged copy of a network, in evaluation mode and without gradients."""
 
     def __init__(self, model: Net, decay: float) -> None:
         self.decay = decay
@@ -156,15 +141,10 @@ UNIT = 1024.0
 
 
 class StepLoss(NamedTuple):
-    """What a step measured, summed over all processes.
+    """What a step measured, summed over all processes."""
 
-    Attributes:
-        sums: Total loss, labelled nodes or pixels, and processes that were asked to stop, (3,).
-        ids: Of this process's images.
-    """
-
-    sums: Tensor
-    ids: tuple[str, ...]
+    sums: Tensor  # (3,): total loss, labelled nodes or pixels, processes that were asked to stop
+    ids: tuple[str, ...]  # of this process's images
 
     @property
     def mean(self) -> Tensor:
@@ -173,13 +153,7 @@ class StepLoss(NamedTuple):
 
 
 class Learner:
-    """Everything that a step changes: model, optimiser, average.
-
-    Attributes:
-        model: The model being trained.
-        optimiser: Its optimiser.
-        average: The running average of its weights, if there is one.
-    """
+    """Everything that a step changes: model, optimiser, average."""
 
     def __init__(
         self, config: TrainConfig, initial: InitialisedModel, accelerator: Accelerator, total_steps: int
@@ -206,7 +180,7 @@ class Learner:
         return self.model if self.average is None else self.average.model
 
     def train_mode(self) -> None:
-        """Prepares for steps, after scoring for example."""
+        """Prepares for steps, for example after scoring."""
         self.model.train()
         if self.config.run.freeze_backbone:
             self.model.backbones.eval()
@@ -255,7 +229,7 @@ class Learner:
             self.average.update(step)
 
     def rate_factor(self, step: int) -> float:
-        """The learning rate of a step over the largest."""
+        """The learning rate of a step, as a fraction of the peak."""
         return poly_factor(step, self.total_steps, self.config.schedule.warmup, self.config.schedule.power)
 
     def tensors(self) -> dict[str, Tensor]:
@@ -268,12 +242,12 @@ class Learner:
         return found
 
     def extras(self) -> dict[str, Any]:
-        """What is no tensor: the scale of half-precision gradients."""
+        """The state that is no tensor: the gradient scale of half precision."""
         scaler = self.accelerator.scaler
         return {"scaler": None if scaler is None else scaler.state_dict()}
 
     def restore(self, tensors: Mapping[str, Tensor], extras: Mapping[str, Any]) -> None:
-        """Takes up what `tensors` and `extras` gave."""
+        """Restores the state that `tensors` and `extras` returned."""
         self.model.load_state_dict(_under("model/", tensors))
         if self.average is not None:
             self.average.model.load_state_dict(_under("average/", tensors))

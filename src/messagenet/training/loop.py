@@ -1,18 +1,13 @@
 """The training run: steps, and between them the log, the scores, the checkpoints.
 
     out/config.yaml      every setting
-    out/log.jsonl        loss, learning rate, speed, scores
-    out/tensorboard/     the same for TensorBoard
+    out/log.jsonl        loss, learning rate, speed, scores; the same in out/tensorboard/
     out/last, out/best   models (`SegmentationModel.from_pretrained`); averaged weights if the run averages them
     out/checkpoint/      what resuming needs
 
-A run is a function of its configuration: killed at any moment and resumed, it ends with the weights of a run that
-was not; on several processes it takes the steps that one process would take with as many images per step (batch
-norms with local statistics apart, see `run.norm`).
-
-A loss or weight that is not finite ends the run. On a GPU, reading a loss waits for it, so losses are collected and
-read now and then; on a CPU at every step, before the weights change. Either way nothing is written to disk in
-between. Ctrl-C is a request: the first lets the step finish, the second stops at once.
+A run that is killed and resumed reaches the same weights. Several processes take the steps of one process with as many
+images per step (except for local batch norms, see `run.norm`). A loss or weight that is not finite ends the run before
+anything is written: on a CPU every loss is checked at once, on a GPU (where that would wait) when it is logged.
 """
 
 from __future__ import annotations
@@ -73,19 +68,14 @@ class Fetch:
 
 
 class Meter:
-    """Mean loss and speed of the steps since the last reading; time outside steps is not counted.
-
-    Args:
-        sums: Loss and count of steps before, when a run resumes between two lines of its log.
-        ref: A tensor of the type and device of the losses to come.
-    """
+    """Mean loss and speed since the last reading; `sums` are those of a resumed run, `ref` has the type and device."""
 
     def __init__(self, sums: Sequence[float], ref: Tensor) -> None:
         self._sums = ref.new_tensor(sums)
         self._busy, self._steps = 0.0, 0
 
     def timed(self, step: Callable[[], StepLoss]) -> StepLoss:
-        """Takes a step and measures it."""
+        """Takes a step and measures it; time between steps is not counted."""
         before = time.perf_counter()
         loss = step()
         self._sums += loss.sums[:2]
@@ -117,7 +107,7 @@ MAX_IDS_SHOWN = 8
 
 
 class NaNGuard:
-    """The losses of the last steps and the images they are from."""
+    """Checks that losses and weights are finite, and names the images of the step where one is not."""
 
     def __init__(self, lr: float, immediate: bool) -> None:
         self.lr = lr
@@ -126,7 +116,7 @@ class NaNGuard:
         self._last: tuple[int, Sequence[str]] = (-1, ())
 
     def record(self, step: int, loss: Tensor, ids: Sequence[str]) -> None:
-        """Takes note of a step; raises at once if that costs nothing."""
+        """Records the loss of a step; checks it at once if that costs nothing."""
         self._recent.append((step, loss, ids))
         self._last = (step, ids)
         if self.immediate:
@@ -151,10 +141,7 @@ class NaNGuard:
 
 
 class Interrupt:
-    """While entered, turns SIGINT and SIGTERM into a flag; a second signal acts as it did before.
-
-    Outside the main thread signals cannot be caught, and nothing changes.
-    """
+    """Turns SIGINT and SIGTERM into a flag, in the main thread only; a second signal acts as before."""
 
     def __init__(self) -> None:
         self.requested = False
@@ -191,15 +178,8 @@ def train(
 ) -> TrainResult:
     """Trains a model in this process, or together with those that `torchrun` or `accelerate launch` started.
 
-    Ctrl-C lets the step finish, writes a checkpoint and returns; `resume` goes on from there.
-
-    Args:
-        config: Every setting; `load_config("tiny")` is one.
-        out: The folder of the run, which must be empty unless the run is resumed.
-        resume: Whether to go on with the run in that folder; one that never wrote a checkpoint begins again,
-            and nothing happens to one that is complete.
-        progress: What follows the run, such as a `Bar`.
-        data: Data sets of one's own, instead of those that `config.data` ids.
+    Ctrl-C lets the step finish, writes a checkpoint and returns. `resume` continues the run in `out`; if it has no
+    checkpoint, it starts over, and a complete run is left as it is. `data` replaces the data sets of `config.data`.
     """
     folder = RunFolder(Path(out))
     check_folder(folder.root, resume)
@@ -223,8 +203,6 @@ def train_by_gradient(
 
 
 class _Run:
-    """One run, from its first step or from a checkpoint."""
-
     def __init__(
         self,
         config: TrainConfig,
@@ -313,7 +291,6 @@ class _Run:
         return Path(folder) if folder else self.folder.features
 
     def _build_cache(self, make: Callable[..., FeatureCache], data: SegmentationData) -> FeatureCache:
-        """A cache with all its entries."""
         cache = make(self.learner.model, data, self._cache_folder, self.config)
         cache.build(self.accelerator, self.workers, self.callback.caching)
         return cache
@@ -329,7 +306,7 @@ class _Run:
         return iter(make_loader(data, batches, collate, self.workers, pin))
 
     def _loop(self, interrupt: Interrupt) -> bool:
-        """Takes the steps that are left; whether it was asked to stop before the last."""
+        """Takes the remaining steps; returns whether it was asked to stop before the last."""
         run, learner, plan = self.config.run, self.learner, self.plan
         device = self.accelerator.device
         guard = NaNGuard(self.config.optimiser.lr, immediate=device.type == "cpu")
@@ -374,14 +351,12 @@ class _Run:
         return (logged or self.accelerator.device.type == "cpu") and bool(loss.sums[2] > 0)
 
     def _log_record(self, figures: dict[str, Any]) -> dict[str, Any]:
-        """A record of this step in the log."""
         record = {"step": self.step, "epoch": self.step / self.plan.steps_per_epoch, **figures}
         if self.log is not None:
             self.log.write(record)
         return record
 
     def _score(self) -> None:
-        """Scores the model; the best so far is saved."""
         model = self.learner.scored
         if self.validation is not None:
             record = self._log_record(score_record(self.validation.score(model), self.data.train.classes.names))
@@ -414,5 +389,4 @@ class _Run:
         self.learner.restore(checkpoint.tensors, checkpoint.state)
 
     def _elapsed(self) -> float:
-        """Seconds spent, those before a resumption included."""
         return self.seconds + time.perf_counter() - self.began

@@ -1,10 +1,9 @@
-"""What follows a run: callbacks, a bar in the terminal, and the log.
+"""Callbacks of a run, a progress bar, and the log: one JSON object per line. TensorBoard gets the same figures.
 
     {"step": 40, "epoch": 2.0, "loss": 0.71, "lr": 0.0029, "images_per_second": 310.2, "waiting": 0.01}
     {"step": 40, "epoch": 2.0, "mean_iou": 0.52, "pixel_accuracy": 0.81, "class_iou": {"sky": 0.9, ...}}
 
-The log has one JSON object per line, and TensorBoard gets the same figures. A resumed run first drops what was written
-after its checkpoint, so the file is always the log of one run.
+A resumed run first drops the records after its checkpoint, so the file is always the log of one run.
 """
 
 from __future__ import annotations
@@ -24,31 +23,18 @@ from messagenet.errors import write_atomically
 
 @dataclass(frozen=True)
 class RunInfo:
-    """What is known before the first step.
-
-    Attributes:
-        folder: Where the run is written.
-        start_step: Steps already taken, by the run that is resumed.
-        total_steps: Steps to take in all.
-        steps_per_epoch: Steps that see every image once.
-        images: Training images.
-        val_images: Images to score.
-        parameters: Numbers to learn.
-        device: What computes.
-        processes: How many processes.
-        best_iou: The best score so far, of a run that is resumed.
-    """
+    """What is known before the first step."""
 
     folder: Path
-    start_step: int
+    start_step: int  # steps taken before the run was resumed
     total_steps: int
-    steps_per_epoch: int
-    images: int
-    val_images: int
-    parameters: int
+    steps_per_epoch: int  # steps that see every image once
+    images: int  # training images
+    val_images: int  # images to score
+    parameters: int  # number of trained values
     device: str
     processes: int
-    best_iou: float | None
+    best_iou: float | None  # best score so far, of a resumed run
 
 
 @dataclass(frozen=True)
@@ -118,7 +104,7 @@ class Bar(TrainCallback):
         self._cache: TaskID | None = None
 
     def start(self, info: RunInfo) -> None:
-        """Says what is about to happen."""
+        """Prints the sizes of the run and shows the bar."""
         processes = f" x {info.processes} processes" if info.processes > 1 else ""
         self.console.print(
             f"{info.images} training images, {info.val_images} to score, {info.parameters / 1e6:.2f} million "
@@ -141,7 +127,7 @@ class Bar(TrainCallback):
         self.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def caching(self, done: int, total: int) -> None:
-        """Moves a bar of its own, which goes when it is full."""
+        """Moves a second bar, which is removed when it is full."""
         if self._cache is None:
             self._cache = self._bar.add_task("features", total=total, **self._shown)
         self._bar.update(self._cache, completed=done)
@@ -169,7 +155,7 @@ class Bar(TrainCallback):
         self.step(record["step"], None)
 
     def finished(self, result: TrainResult | None) -> None:
-        """Takes the bar down and says what came of it."""
+        """Removes the bar and prints the result."""
         if self._steps is not None:
             self._bar.stop()
         if result is None:
@@ -201,12 +187,7 @@ def _records(path: Path) -> Iterator[Record]:
 
 
 class RunLog:
-    """The log of a run in its folder.
-
-    Args:
-        folder: The run's folder.
-        step: How many steps have been taken; later records are dropped.
-    """
+    """The log in a run's folder; records after `step`, the number of steps taken, are dropped."""
 
     def __init__(self, folder: Path, step: int) -> None:
         from tensorboardX import SummaryWriter  # type: ignore[import-untyped]
@@ -218,7 +199,7 @@ class RunLog:
         self._board = SummaryWriter(str(folder / BOARD), purge_step=step + 1 if step else None)
 
     def write(self, record: Mapping[str, Any]) -> None:
-        """Adds a record; it is on its way to the disk when this returns."""
+        """Appends a record and flushes it."""
         self._file.write(json.dumps(record) + "\n")
         self._file.flush()
         for name, value in record.items():
@@ -230,6 +211,6 @@ class RunLog:
                 self._board.add_scalar(name, value, record["step"])
 
     def close(self) -> None:
-        """Ends both files."""
+        """Closes both files."""
         self._file.close()
         self._board.close()

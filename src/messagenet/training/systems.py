@@ -1,7 +1,6 @@
-"""The systems by name: what each of them changes in a configuration that all share.
+"""The systems by name: what each of them changes in a shared configuration.
 
-A system names its head and its loss. Options that its head or loss does not have are dropped from the shared
-configuration; those that it has keep their value, so that systems are compared at equal sizes.
+A system drops shared options that its head and loss lack and keeps the others, so that systems compare at equal sizes.
 """
 
 from __future__ import annotations
@@ -22,19 +21,12 @@ Changes = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class System:
-    """What can be trained and compared.
+    """What can be trained and compared."""
 
-    Attributes:
-        name: What tables and folders call it.
-        settings: What it changes, by path; or a function of the shared configuration that says so.
-        label: What it is, in words.
-        bases: Systems that it starts from.
-    """
-
-    name: str
-    settings: Changes | Callable[[TrainConfig], Changes]
-    label: str = ""
-    bases: tuple[str, ...] = ()
+    name: str  # in tables and folders
+    settings: Changes | Callable[[TrainConfig], Changes]  # values by path, or a function of the shared configuration
+    label: str = ""  # what it is, in words
+    bases: tuple[str, ...] = ()  # systems that it starts from
 
     def apply(self, config: TrainConfig) -> TrainConfig:
         """The configuration with this system."""
@@ -48,7 +40,6 @@ class System:
 
 
 def _head(name: str, label: str, loss: str = "cross_entropy", **options: Any) -> System:
-    """A head with its loss."""
     return System(name, {"model.head": {KIND: name, **options}, "loss": loss}, label)
 
 
@@ -57,7 +48,7 @@ def _crf(name: str, label: str, loss: str, inference: str = "mean_field") -> Sys
 
 
 def _machine(name: str, label: str, method: str = "gradient", **options: Any) -> System:
-    """An inference machine on hand-crafted features, which lie on the nodes of the configured backbone."""
+    """An inference machine on hand-crafted features, at the stride of the configured backbone."""
 
     def settings(config: TrainConfig) -> Changes:
         with torch.device("meta"):
@@ -120,7 +111,6 @@ SYSTEMS: dict[str, System] = {
         ),
     )
 }
-"""Systems by name; "message" has the iterations of the shared configuration."""
 
 
 def find_system(name: str) -> System:

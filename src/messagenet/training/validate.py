@@ -1,11 +1,8 @@
 """Validation and tuning: a model scored on whole images at their own size, as VOC does, by one confusion matrix.
 
-Images are predicted as `Predictor` predicts them; neighbours of equal size go through the model together, and images
-are never padded, because padding changes what a backbone sees at the border.
-
-Tuning searches what training does not learn, a pairwise scale or the kernels of a dense CRF: all combinations of a few
-values are tried on held-out images (Chen et al., ICLR 2015, section 4, search their CRF's so). The images must be
-neither those of the training, on which a model is too sure of itself, nor those that it will be scored on.
+Neighbours of equal size form a batch; images are never padded, because padding changes the features at the border.
+Tuning is a grid search over what training does not learn: a pairwise scale, or the kernels of a dense CRF (Chen et al.,
+ICLR 2015, section 4). Its images must be neither trained on, where a model is overconfident, nor scored on.
 """
 
 from __future__ import annotations
@@ -35,14 +32,7 @@ MAX_GROUP = 8
 
 
 class Validation:
-    """A data set, ready to score models on.
-
-    Args:
-        data: The images.
-        accelerator: The processes to share them with.
-        workers: Processes that load images.
-        cache: Their features, if they are cached.
-    """
+    """A data set, ready to score models on: shared by all processes, from cached features if there are any."""
 
     def __init__(
         self, data: SegmentationData, accelerator: Accelerator, workers: int, cache: FeatureCache | None = None
@@ -141,9 +131,7 @@ def tune(
     *,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[TuneResult]:
-    """Sets the model to the best values and returns all results, the best one first.
-
-    The earlier of equally good ones wins. A model without such values is left as it is.
+    """Sets the model to its best values, if it has any to tune; returns all results, best first, the earlier of equals.
 
     Args:
         model: The model; it is put into evaluation mode.
@@ -177,7 +165,7 @@ def tune(
 
 
 class _FeatureReplay:
-    """The forward of a model whose features are computed once for every view and tile of an image."""
+    """The forward of a model that computes the features of each view and tile of an image once."""
 
     def __init__(self, model: SegmentationModel) -> None:
         self.model = model
