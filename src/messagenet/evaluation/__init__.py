@@ -1,7 +1,4 @@
-"""Evaluation of label maps and marginals: IoU over the whole set, IoU near boundaries, accuracy by size, calibration.
-
-`Evaluator` scores a set image by image and returns `Scores`; the other functions work on single arrays.
-"""
+"""Scores of label maps and marginals: IoU over the whole set, IoU near boundaries, accuracy by size, calibration."""
 
 from messagenet.evaluation.boundary import boundary_distance, trimap_iou, trimap_matrices
 from messagenet.evaluation.calibration import Reliability, reliability

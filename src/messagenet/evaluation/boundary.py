@@ -2,17 +2,12 @@
 
     d(p) = min { ‖p − q‖₂ : label(q) ≠ label(p) },     band_w = { p : d(p) ≤ w, p not void }
 
-The trimap IoU of width w is the mean IoU over the pixels of band_w, from one confusion matrix per width over the whole
-set. Width 1 is one pixel on either side of every boundary; as w grows, the trimap IoU approaches the ordinary IoU of
-the images that have a boundary.
-
-Void counts as a label in d but is never scored. In PASCAL VOC, where objects are outlined in void, the band is
-therefore DeepLab's (a strip around the void labels); in data without void it is that of Kohli et al. (a strip around
-the object boundaries). The image frame is not a boundary.
+The trimap IoU of width w is the mean IoU over band_w, from one confusion matrix per width over the whole set. Void
+counts as a label in d but is never scored: where objects are outlined in void (PASCAL VOC) the band is DeepLab's,
+elsewhere it is that of Kohli et al. The image frame is not a boundary.
 
 d is exact and takes O(pixels): the separable distance transform of Felzenszwalb and Huttenlocher, first down the
-columns, then a lower envelope of parabolas along each row. Each run of equal labels in a row has its own envelope,
-bounded by zeros at both ends, so one pass serves all labels.
+columns, then a lower envelope of parabolas along each run of equal labels in a row, bounded by zeros at both ends.
 
 Kohli, Ladický, Torr, "Robust higher order potentials for enforcing label consistency", IJCV 2009.
 Chen et al., "Semantic image segmentation with deep convolutional nets and fully connected CRFs", ICLR 2015.
@@ -30,8 +25,7 @@ from messagenet.data.classes import VOID
 from messagenet.errors import InputError
 from messagenet.evaluation.confusion import Array, FloatArray, IntArray, confusion_cells, label_array, mean_iou
 
-WIDTHS = (1, 2, 4, 8, 16, 32)
-"""Default band widths in pixels."""
+WIDTHS = (1, 2, 4, 8, 16, 32)  # default band widths in pixels
 
 
 def boundary_distance(labels: Array) -> FloatArray:

@@ -1,13 +1,11 @@
 """Calibration: are pixels predicted with confidence c correct a fraction c of the time?
 
-Let c = max_k P(k) be a pixel's confidence, and B_i the pixels whose confidence lies in the i-th of M equal bins
-(lower end excluded, upper end included). Over the n pixels that are not void,
+Let c = max_k P(k) be a pixel's confidence, and B_i the pixels whose confidence lies in the i-th of M equal bins (lower
+end excluded, upper end included). Over the n pixels that are not void,
 
     ECE   = Σ_i |B_i| / n · | accuracy(B_i) − mean confidence(B_i) |
     NLL   = − 1/n Σ log P(target)                   (P floored at the smallest normal float32)
     Brier =   1/n Σ Σ_k (P(k) − [k = target])²
-
-All three follow from sums over pixels, so the `Reliability` of two sets is the sum of theirs.
 
 Guo, Pleiss, Sun, Weinberger, "On calibration of modern neural networks", ICML 2017.
 """
@@ -23,30 +21,19 @@ from messagenet.data.classes import VOID
 from messagenet.errors import InputError
 from messagenet.evaluation.confusion import Array, FloatArray, check_same_size, label_array, marginals_tensor, ratio
 
-BINS = 15
-"""Default number of confidence bins."""
-
-SUM_TOLERANCE = 1e-2
-"""Largest accepted deviation of a pixel's marginals from summing to one (half precision reaches about 4e-3)."""
+BINS = 15  # default number of confidence bins
+SUM_TOLERANCE = 1e-2  # of a pixel's marginals summing to one; half precision reaches about 4e-3
 
 
 @dataclass(frozen=True)
 class Reliability:
-    """Reliability histogram: the sums over pixels from which every calibration figure follows.
+    """Reliability histogram: sums over pixels, from which every calibration figure follows. Disjoint sets add up."""
 
-    Attributes:
-        counts: Pixels per confidence bin.
-        confidence: Sum of the confidences per bin.
-        correct: Correctly predicted pixels per bin.
-        log_loss: Sum of −log P(target).
-        squared_error: Sum of squared errors of the marginals.
-    """
-
-    counts: tuple[int, ...]
-    confidence: tuple[float, ...]
-    correct: tuple[int, ...]
-    log_loss: float
-    squared_error: float
+    counts: tuple[int, ...]  # pixels per confidence bin
+    confidence: tuple[float, ...]  # sum of the confidences per bin
+    correct: tuple[int, ...]  # correctly predicted pixels per bin
+    log_loss: float  # sum of −log P(target)
+    squared_error: float  # sum of squared errors of the marginals
 
     def __post_init__(self) -> None:
         if not len(self.counts) == len(self.confidence) == len(self.correct) >= 1:
@@ -112,13 +99,7 @@ class Reliability:
 
 
 def reliability(marginals: Array, target: Array, bins: int = BINS, void: int = VOID) -> Reliability:
-    """Reliability histogram of one image.
-
-    Args:
-        marginals: (K, height, width), summing to one over the classes.
-        target: (height, width) labels.
-        bins: Number of equal confidence bins over (0, 1].
-        void: Label of the pixels that are not scored.
+    """Reliability histogram of one image, from marginals (K, height, width) and target labels (height, width).
 
     >>> marginals = torch.tensor([[[0.9, 0.4]], [[0.1, 0.6]]])
     >>> histogram = reliability(marginals, torch.tensor([[0, 0]]), bins=2)
@@ -143,7 +124,6 @@ def reliability(marginals: Array, target: Array, bins: int = BINS, void: int = V
     lowest, totals = p.amin(dim=0)[scored], p.sum(dim=0)[scored]  # (n,)
     if not (bool(lowest.min() >= 0) and bool((totals - 1).abs().max() <= SUM_TOLERANCE)):
         raise InputError("marginals must be ≥ 0 and sum to one over the classes; apply softmax to logits")
-
     highest = p.max(dim=0)
     confidence, correct = highest.values[scored].double(), highest.indices[scored] == t
     squares = p.square().sum(dim=0)[scored].double()

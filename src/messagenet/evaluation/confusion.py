@@ -4,15 +4,13 @@
 
     IoU_k = C[k, k] / (Σ_p C[k, p] + Σ_t C[t, k] − C[k, k]),     mean IoU = mean_k IoU_k
 
-The mean runs over all classes, background included, except those absent from both target and prediction, which have
-no IoU (nan). Counts are summed over images before any ratio is taken, so a set can be scored in any order and in parts.
+The mean runs over all classes, background included, except those absent from both target and prediction, whose IoU is
+nan. Counts are summed over images before any ratio is taken, so a set can be scored in any order and in parts.
 
 Accuracy by size groups pixels by the share of the image that their class covers (void pixels count as image):
 
     share(p) = #{q : target(q) = target(p)} / #pixels
     accuracy_g = mean_k #{correct pixels of class k in group g} / #{pixels of class k in group g}
-
-Inputs are NumPy arrays or torch tensors on any device. Label maps become int64 arrays; marginals stay where they are.
 
 Everingham et al., "The PASCAL Visual Object Classes Challenge: A Retrospective", IJCV 2015.
 """
@@ -31,19 +29,13 @@ from messagenet.errors import InputError
 
 IntArray: TypeAlias = npt.NDArray[np.int64]
 FloatArray: TypeAlias = npt.NDArray[np.float64]
-Array: TypeAlias = npt.NDArray[Any] | Tensor
-"""NumPy array, or torch tensor on any device."""
+Array: TypeAlias = npt.NDArray[Any] | Tensor  # a tensor on any device
 
-SIZE_LIMITS = (0.02, 0.1, 1.0)
-"""Largest share of the image in each size group: small, medium, large."""
+SIZE_LIMITS = (0.02, 0.1, 1.0)  # largest share of the image in each size group: small, medium, large
 
 
 class Confusion:
     """Confusion matrix accumulated over images.
-
-    Args:
-        num_classes: Number of classes K.
-        void: Label of the pixels that are not scored.
 
     >>> confusion = Confusion(num_classes=2)
     >>> confusion.update(np.array([0, 1]), np.array([0, 0]))
@@ -117,8 +109,6 @@ def frequency_weighted_iou(matrix: IntArray) -> float:
 def size_matrices(predicted: Array, target: Array, num_classes: int, void: int = VOID) -> IntArray:
     """Confusion matrix of each size group of one image, (groups, K, K).
 
-    All pixels of a class are in the same group, so each row of the image's matrix goes to one group.
-
     >>> target = np.zeros((10, 10), int)
     >>> target[0, 0] = 1
     >>> size_matrices(target, target, num_classes=2)[:, 1, 1]
@@ -129,7 +119,7 @@ def size_matrices(predicted: Array, target: Array, num_classes: int, void: int =
     shares = np.bincount(labels[labels != void].ravel(), minlength=num_classes) / max(labels.size, 1)
     groups = np.searchsorted(SIZE_LIMITS, shares).clip(max=len(SIZE_LIMITS) - 1)  # (K,)
     split: IntArray = np.zeros((len(SIZE_LIMITS), *matrix.shape), np.int64)
-    split[groups, np.arange(num_classes)] = matrix
+    split[groups, np.arange(num_classes)] = matrix  # all pixels of a class, a row, are in one group
     return split
 
 
@@ -139,11 +129,7 @@ def accuracy_by_size(matrices: IntArray) -> list[float]:
 
 
 def confusion_cells(predicted: Array, target: Array, num_classes: int, void: int = VOID) -> tuple[IntArray, IntArray]:
-    """The cell t·K + p of the confusion matrix that each scored pixel falls into.
-
-    Returns:
-        The cells (n,), and the flat indices (n,) of their pixels, which are those that are not void.
-    """
+    """The cell t·K + p of the confusion matrix of each scored pixel, (n,), and the flat index of the pixel, (n,)."""
     if num_classes < 1:
         raise InputError(f"num_classes is {num_classes}; give the number of classes, at least 1")
     p, t = label_array(predicted, "predicted"), label_array(target, "target")

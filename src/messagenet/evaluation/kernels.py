@@ -1,4 +1,4 @@
-"""Numba kernels of the exact distance transform over label maps; `boundary` says what is computed."""
+"""Numba kernels of the exact distance transform over label maps; see `boundary`."""
 
 from __future__ import annotations
 
@@ -26,15 +26,12 @@ def column_distance_squared(labels: IntArray) -> FloatArray:
 
 @numba.njit(cache=True, nogil=True)
 def distance_squared(labels: IntArray, column_squared: FloatArray) -> FloatArray:
-    """Lower envelope of the parabolas (x − v)² + h(v) over each run of equal labels in each row.
-
-    `vertex` holds the x of the parabolas on the envelope, `lift` their h, `since` the x from which each is lowest.
-    """
+    """Lower envelope of the parabolas (x − v)² + h(v) over each run of equal labels in each row."""
     rows, columns = labels.shape
     result = np.empty((rows, columns))
-    vertex = np.empty(columns + 2, np.int64)
-    lift = np.empty(columns + 2)
-    since = np.empty(columns + 2)
+    vertex = np.empty(columns + 2, np.int64)  # v of the parabolas on the envelope
+    lift = np.empty(columns + 2)  # h(v)
+    since = np.empty(columns + 2)  # the x from which each is lowest
     for y in range(rows):
         start = 0
         while start < columns:

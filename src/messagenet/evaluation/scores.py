@@ -1,11 +1,7 @@
 """Evaluator and scores: counts accumulated image by image, and every figure derived from them.
 
-`Evaluator` sums the confusion matrices and the reliability histogram of one method over a set of images: a few K×K
-matrices, a histogram and one float per image. Evaluators of disjoint parts of a set add up.
-
-`Scores` is the result, which can be saved and compared. It stores counts and derives all figures from them, so a saved
-file is always consistent. An undefined figure (the IoU of a class that never occurs, the calibration of a method
-without marginals) is None, null in JSON. `summary_rows`, `class_rows` and `scores_table` compare several methods.
+`Scores` derives its figures from counts, so a saved file is consistent. An undefined figure (the IoU of a class that
+never occurs, the calibration of a method without marginals) is None, null in JSON.
 """
 
 from __future__ import annotations
@@ -42,7 +38,7 @@ if TYPE_CHECKING:
 
 
 class Evaluator:
-    """Scores one method image by image.
+    """Scores one method image by image. Evaluators of disjoint parts of a set add up.
 
     Args:
         classes: The classes of the labels.
@@ -74,8 +70,7 @@ class Evaluator:
             name: Identifies the image in the per-image scores; must be new.
             marginals: (K, height, width) probabilities, or None if the method predicts labels only.
             target: (height, width) labels.
-            predicted: (height, width) labels. Default: the argmax of the marginals. Given together with marginals,
-                IoU is computed from the labels and calibration from the marginals.
+            predicted: (height, width) labels for the IoU. Default: argmax of the marginals. Calibration uses marginals.
         """
         if name in self._images:
             raise InputError(f'image "{name}" was scored before; give every image its own name')
@@ -100,7 +95,6 @@ class Evaluator:
         matrix = confusion_matrix(labels, target, num_classes, self.void)
         bands = trimap_matrices(labels, target, num_classes, self.widths, self.void)
         sizes = size_matrices(labels, target, num_classes, self.void)
-
         self._confusion += matrix
         self._bands += bands
         self._sizes += sizes
@@ -279,19 +273,12 @@ class Scores:
 
 @dataclass(frozen=True)
 class ScoreRow:
-    """One figure of a comparison, with its value for each method.
-
-    Attributes:
-        label: Name of the figure.
-        values: One per method; None where a method does not have it.
-        form: Format specification of a value, as in `format`.
-        mode: Which value is best: "max", "min", or "" if none is.
-    """
+    """One figure of a comparison, with its value for each method."""
 
     label: str
-    values: tuple[float | None, ...]
-    form: str = ".1%"
-    mode: str = "max"
+    values: tuple[float | None, ...]  # one per method; None where a method does not have it
+    form: str = ".1%"  # format specification of a value
+    mode: str = "max"  # which value is best: "max", "min", or "" if none is
 
     @property
     def cells(self) -> tuple[str, ...]:

@@ -1,9 +1,4 @@
-"""Graphs, apart from the values on them.
-
-`FactorGraph` holds variables and the scopes of factors, `GridGraph` the nodes of a feature map and the relations
-between them, `TypedGraph` factors whose types share an estimator. `builders` makes chains, trees and grids, `formats`
-reads and writes UAI and libDAI files.
-"""
+"""Graphs without the values on them: factor graphs, grids of nodes with relations, and graphs with typed factors."""
 
 from messagenet.graph.builders import chain_graph, grid_factor_graph, tree_graph
 from messagenet.graph.factor_graph import FactorGraph, FactorGroup, Potentials

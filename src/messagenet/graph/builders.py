@@ -2,8 +2,7 @@
 
     P(y) ∝ exp[ Σ_p θ_p(y_p) + Σ_(p,q) θ_pq(y_p, y_q) ]
 
-Each has one factor per variable followed by one factor per edge, so that `potentials[0]` are the unaries wherever all
-variables have the same cardinality.
+Unary factors come first, then one factor per edge: `potentials[0]` are the unaries if all cardinalities are equal.
 """
 
 from __future__ import annotations

@@ -1,17 +1,15 @@
-"""Factor graphs of discrete variables: the structure, apart from the numbers on it.
+"""Factor graphs of discrete variables: structure only.
 
     P(y) = 1/Z · exp Σ_F θ_F(y_F),      θ_F = −E_F the log-potential of factor F over its scope y_F
 
-A `FactorGraph` holds scopes only. Log-potentials are plain tensors beside it (state apart from structure, as in
-PGMax: Zhou et al., "PGMax: Factor graphs for discrete probabilistic graphical models and loopy belief propagation
-in JAX", JMLR 2024), so inference is a pure function of them and gradients flow to them. They are given
+A `FactorGraph` holds scopes. Log-potentials are plain tensors beside it (as in PGMax: Zhou et al., JMLR 2024), so
+inference is a pure function of them and gradients flow to them. They are given
 
     per factor, in the order of the scopes:   (*shape)            or  (batch, *shape)
     or per group:                             (factors, *shape)   or  (batch, factors, *shape)
 
-A group holds the factors of equal shape, so that work over 100,000 factors is one tensor operation per group. In the
-grouped form either leading axis may have size 1, to share one table among all factors (every edge of a grid) or all
-items of the batch without a copy. Engines take both forms and answer in the one they were given.
+A group holds the factors of equal shape, so that they take one tensor operation. Its leading axes may have size 1, to
+share a table among all factors or items of the batch. Engines take both forms and answer in the one they were given.
 """
 
 from __future__ import annotations
@@ -34,17 +32,11 @@ MAX_ORDER = 48  # variables of one factor; each is an axis of a tensor
 
 @dataclass(frozen=True, eq=False)
 class FactorGroup:
-    """Factors whose variables have the same cardinalities, position by position.
+    """Factors whose variables have the same cardinalities, position by position."""
 
-    Attributes:
-        shape: cardinality at each position of the scope; () for constants.
-        scopes: (factors, order) variable indices, in the order of the table's axes.
-        factor_ids: (factors,) index of each factor in the user's list.
-    """
-
-    shape: tuple[int, ...]
-    scopes: Tensor
-    factor_ids: Tensor
+    shape: tuple[int, ...]  # cardinality at each position of the scope; () for constants
+    scopes: Tensor  # (factors, order) variable indices, in the order of the table's axes
+    factor_ids: Tensor  # (factors,) index of each factor in the user's list
 
     @property
     def order(self) -> int:
@@ -57,22 +49,15 @@ class FactorGroup:
 
 @dataclass(frozen=True, eq=False)
 class Incidence:
-    """Every (factor, position) pair of order two or more as one flat list: the rows of a message tensor.
+    """Every (factor, position) of order two or more as one flat list: the rows of a message tensor.
 
-    Rows run over groups, then positions, then factors, so the messages of one group at one position are a
-    contiguous slice.
-
-    Attributes:
-        variables: (rows,) the variable at the end of each row.
-        starts: per group, the first row of each position; empty for groups of order below two.
-        by_variable: (rows,) rows sorted by variable.
-        offsets: (variables,) where each variable's rows begin in `by_variable`.
+    Rows run over groups, then positions, then factors: the messages of a group at one position are a contiguous slice.
     """
 
-    variables: Tensor
-    starts: tuple[tuple[int, ...], ...]
-    by_variable: Tensor
-    offsets: Tensor
+    variables: Tensor  # (rows,) the variable of each row
+    starts: tuple[tuple[int, ...], ...]  # by group, the first row of each position; empty for orders below two
+    by_variable: Tensor  # (rows,) rows sorted by variable
+    offsets: Tensor  # (variables,) where each variable's rows begin in `by_variable`
 
     def __len__(self) -> int:
         return self.variables.shape[0]
@@ -82,32 +67,26 @@ class Incidence:
 class FactorGraph:
     """Which variables exist, how many states each has, and which factors touch them.
 
+    Args:
+        cardinalities: Number of states of each variable.
+        scopes: For each factor the indices of its variables, in the order of its table's axes.
+
     >>> graph = FactorGraph([2, 3], [[0], [1, 0]])
     >>> [group.shape for group in graph.groups]
     [(2,), (3, 2)]
-
-    Attributes:
-        cardinalities: (variables,) number of states of each variable.
-        groups: the factors, grouped by shape.
     """
 
-    cardinalities: Tensor
-    groups: tuple[FactorGroup, ...]
+    cardinalities: Tensor  # (variables,) number of states of each
+    groups: tuple[FactorGroup, ...]  # the factors, grouped by shape
 
     def __init__(self, cardinalities: Sequence[int] | Tensor, scopes: Sequence[Sequence[int]] | Tensor) -> None:
-        """Groups the factors by shape.
-
-        Args:
-            cardinalities: number of states of each variable.
-            scopes: for each factor the indices of its variables, in the order of its table's axes.
-        """
         built = FactorGraph._build(cardinalities, _blocks_by_order(scopes))
         object.__setattr__(self, "cardinalities", built.cardinalities)
         object.__setattr__(self, "groups", built.groups)
 
     @classmethod
     def from_groups(cls, cardinalities: Tensor, groups: Iterable[FactorGroup]) -> FactorGraph:
-        """A graph from groups that are known to be right; nothing is checked."""
+        """A graph from valid groups; nothing is checked."""
         graph = object.__new__(FactorGraph)
         object.__setattr__(graph, "cardinalities", cardinalities)
         object.__setattr__(graph, "groups", tuple(groups))
@@ -115,10 +94,9 @@ class FactorGraph:
 
     @classmethod
     def from_blocks(cls, cardinalities: Sequence[int] | Tensor, blocks: Iterable[Tensor]) -> FactorGraph:
-        """Builds a graph from (factors, order) blocks of scopes; factors are listed in that order.
+        """A graph from (factors, order) blocks of scopes, its factors in that order.
 
-        Blocks are never merged: horizontal and vertical edges given apart may each share a table of their own.
-        A block with mixed cardinalities becomes several groups.
+        Blocks are never merged: each can share a table of its own. Mixed cardinalities make several groups of a block.
         """
         listed: list[tuple[Tensor, Tensor]] = []
         first = 0
@@ -162,12 +140,12 @@ class FactorGraph:
 
     @cached_property
     def max_cardinality(self) -> int:
-        """Number of states of the largest variable: the width of every tensor of beliefs."""
+        """Number of states of the largest variable: the width of every belief tensor."""
         return int(self.cardinalities.max())
 
     @cached_property
     def valid_states(self) -> Tensor:
-        """(variables, max_cardinality) mask: which states each variable really has."""
+        """(variables, max_cardinality) mask of the states that each variable has."""
         states = torch.arange(self.max_cardinality, device=self.cardinalities.device)
         return states < self.cardinalities[:, None]
 
@@ -205,8 +183,8 @@ class FactorGraph:
     def is_per_factor(self, potentials: Potentials) -> bool:
         """Whether potentials are one table per factor, rather than one tensor per group.
 
-        Both are possible only where every group holds one factor and every tensor is (1, *shape): these are read as
-        groups without a batch. `pack` makes groups of tables with a batch of one.
+        If every group has one factor, (1, *shape) tensors are read as groups; `pack` makes groups of tables in batches
+        of 1.
         """
         if len(potentials) != self.num_factors:
             return False
@@ -222,12 +200,11 @@ class FactorGraph:
     def pack(self, tables: Potentials) -> tuple[Tensor, ...]:
         """Stacks one log-potential table per factor into one tensor per group.
 
+        Tables are (*shape) or (batch, *shape); a batch of size 1 is shared.
+
         >>> graph = FactorGraph([2, 3], [[0], [1, 0]])
         >>> [tuple(p.shape) for p in graph.pack([torch.zeros(2), torch.zeros(3, 2)])]
         [(1, 2), (1, 3, 2)]
-
-        Args:
-            tables: (*shape) or (batch, *shape) for each factor; a batch of size 1 is shared.
         """
         if len(tables) != self.num_factors:
             raise InputError(f"the graph has {self.num_factors} factors but {len(tables)} tables were given")
@@ -262,9 +239,7 @@ class FactorGraph:
     def score(self, potentials: Potentials, states: Tensor) -> Tensor:
         """Σ_F θ_F(y_F) = −E(y): the unnormalised log-probability of whole assignments, summed in float64.
 
-        Args:
-            potentials: one table per factor, or one tensor per group.
-            states: (variables,) or (batch, variables) state of every variable.
+        `potentials` have either form; `states` are (variables,) or (batch, variables).
         """
         grouped = self.as_groups(potentials)
         total = torch.zeros((), dtype=torch.float64, device=states.device)
@@ -281,7 +256,7 @@ class FactorGraph:
 
 
 def _integers(values: object) -> Tensor | None:
-    """A tensor of whole numbers on the CPU; None for anything else."""
+    """Integers as a tensor on the CPU; None for anything else."""
     try:
         tensor = torch.as_tensor(values)
     except (TypeError, ValueError, RuntimeError):
@@ -291,7 +266,7 @@ def _integers(values: object) -> Tensor | None:
 
 
 def _blocks_by_order(scopes: Sequence[Sequence[int]] | Tensor) -> list[tuple[Tensor, Tensor]]:
-    """Scopes of equal order as one (factors, order) tensor, with the indices of their factors."""
+    """(factors, order) scopes of equal order, with the indices of their factors."""
     listed = scopes.tolist() if isinstance(scopes, (Tensor, np.ndarray)) else scopes
     by_order: dict[int, tuple[list[list[int]], list[int]]] = {}
     for index, scope in enumerate(listed):

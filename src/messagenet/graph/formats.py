@@ -1,9 +1,9 @@
 """Model, evidence and result files of the UAI inference competitions, and libDAI's `.fg` models.
 
 A UAI model lists MARKOV or BAYES, the number of variables, their cardinalities, the number of factors, one scope per
-factor, and one table per factor: its number of entries, then the entries, the LAST variable of the scope varying
-fastest. Entries are potentials, not logarithms. In a BAYES file the last variable of each scope is the child whose
-distribution given the others the table holds. Format: https://uaicompetition.github.io/uci-2022/file-formats/
+factor, and one table per factor: its number of entries, then the entries (potentials, not logarithms), the LAST
+variable of the scope varying fastest. In a BAYES file a table is the distribution of the last variable of its scope
+given the others. Format: https://uaicompetition.github.io/uci-2022/file-formats/
 
 Evidence is the number of observed variables, then a variable and its state for each (optionally preceded by "1", the
 number of samples). Results are
@@ -11,10 +11,9 @@ number of samples). Results are
     PR                      MAR                                     MAP
     log10 Z                 n  K_0 p p ..  K_1 p p p ..  ..         n  y_0 y_1 ..
 
-A `.fg` file (Mooij, "libDAI: a free and open source C++ library for discrete approximate inference", JMLR 2010) lists
-the number of factors, then for each: how many variables, their labels, their cardinalities, how many entries are not
-zero, and those entries as index and value, the FIRST listed variable varying fastest. `#` starts a comment. Variables
-are indexed by their labels; a label that no factor uses is a variable with one state.
+A `.fg` file (Mooij, "libDAI", JMLR 2010) lists the number of factors, then for each: how many variables, their labels,
+their cardinalities, how many entries are not zero, and those entries as index and value, the FIRST variable varying
+fastest. `#` starts a comment. Variables are indexed by label; an unused label is a variable with one state.
 """
 
 from __future__ import annotations
@@ -234,7 +233,7 @@ def parse_evidence(text: str, graph: FactorGraph, name: str = "evidence") -> dic
     return evidence
 
 
-# A file lists only entries that are not zero and labels that occur, so a short one could ask for any amount.
+# A file lists only nonzero entries and labels that occur: without limits, a short one could need any memory.
 MAX_ENTRIES = 2**27
 MAX_LABEL = 2**24
 

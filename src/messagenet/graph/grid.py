@@ -1,22 +1,20 @@
 """The grid graph: height × width variable nodes, and the factors that relations put between them.
 
-A *message slot* (r, o, p) is the message that node p receives through relation r from node p + o. A pairwise
-factor joins two nodes and sends one message to each, so slots come in pairs:
+A *message slot* (r, o, p) is the message that node p receives through relation r from node p + o. A pairwise factor
+sends one message to each of its two nodes, so slots come in pairs:
 
     rev(r, o, p) = (r', −o, p + o),       rev ∘ rev = identity,
 
-where r' = r for a symmetric relation (surrounding ↔ itself) and its mirror image otherwise (above ↔ below). The cavity
-of a message needs exactly this map: the message from q to p must leave out the message from p to q. A relation without
-its mirror in the graph has factors that send one way only; so has a box factor, which sends to the node it belongs to.
-They have no reverse slot.
+where r' = r for a symmetric relation (surrounding) and its mirror image otherwise (above ↔ below). A cavity needs this
+map: the message from q to p leaves out the message from p to q. A relation without its mirror in the graph has factors
+that send one way only, and so has a box factor; they have no reverse slot.
 
-`GridFactorGraph` is the factor graph of a grid, a `FactorGraph` with the positions of its variables. Variables are the
-nodes, rows first; every node has a unary factor, and every pair (p, p + o) of a *block* a pairwise one, its table's
-axes being y_p and y_{p+o}. All pairs of a block are one window of the map and its shifted copy:
+A `GridFactorGraph` is a `FactorGraph` whose variables are the nodes, rows first. Every node has a unary factor, and
+every pair (p, p + o) of a *block* a pairwise one with axes y_p and y_{p+o}. A block is a window and its shift,
 
-    first  = { p : p and p + o inside the map },      second = first + o
+    first  = { p : p and p + o inside the map },      second = first + o,
 
-so an engine reaches neighbours by slicing instead of indexing. `to_factor_graph` drops the windows; no answer changes.
+so an engine reaches neighbours by slicing instead of indexing.
 """
 
 from __future__ import annotations
@@ -73,9 +71,7 @@ def window(size: Sequence[int], offset: Offset) -> Window | None:
 
 
 def mirrors(relations: Sequence[Relation]) -> tuple[int | None, ...]:
-    """For each relation, the index of the relation that holds its reverse slots, if there is one.
-
-    Relations are matched by definition, first come first served, so that `mirrors` is an involution.
+    """For each relation, the index of the relation that holds its reverse slots, if there is one: an involution.
 
     >>> from messagenet.graph import surrounding, above, below
     >>> mirrors([surrounding(0.4), above(0.4), below(0.4), above(0.2, name="near_above")])
@@ -164,19 +160,12 @@ Area = tuple[slice, slice]
 
 @dataclass(frozen=True)
 class EdgeBlock:
-    """The pairs of nodes (p, p + offset) of one relation.
+    """The pairs of nodes (p, p + offset) of one relation."""
 
-    Attributes:
-        relation: name of the relation they belong to.
-        offset: from the first node of a pair to the second.
-        first: rows and columns of the first nodes.
-        second: rows and columns of the second nodes.
-    """
-
-    relation: str
-    offset: Offset
-    first: Area
-    second: Area
+    relation: str  # its name
+    offset: Offset  # from the first node of a pair to the second
+    first: Area  # rows and columns of the first nodes
+    second: Area  # rows and columns of the second nodes
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -191,32 +180,22 @@ class EdgeBlock:
 
 @dataclass(frozen=True, eq=False)
 class GridFactorGraph(FactorGraph):
-    """A factor graph on a grid; made by `from_grid`.
-
-    The first group of factors are the unaries, then comes one group for each block.
-
-    Attributes:
-        grid: the nodes and relations.
-        blocks: the pairs, by relation and offset.
-    """
+    """A factor graph on a grid, made by `from_grid`: one group of unaries, then one group for each block."""
 
     grid: GridGraph
-    blocks: tuple[EdgeBlock, ...]
+    blocks: tuple[EdgeBlock, ...]  # the pairs, by relation and offset
 
     @classmethod
     def from_grid(cls, grid: GridGraph, num_classes: int) -> GridFactorGraph:
         """One unary factor per node and one pairwise factor per unordered pair of each relation.
 
-        A potential belongs to both of its ends and sends a message to each, so that each pair appears once:
+        A table has no direction, unlike a learned message, and sends both ways. So each pair appears once:
 
-        - o and −o in one relation are the same pairs: those with o > (0, 0) stay, the second node to the right of
-          the first or below it;
+        - o and −o in one relation are the same pairs: those with o > (0, 0) stay, to the right or below;
         - a relation whose mirror image came before it (`below` after `above`) adds no pairs;
-        - a relation without its mirror image still has factors that send both ways: a table has no direction, unlike a
-          learned message. Its offsets stay as listed, the first node being the receiver.
+        - a relation without its mirror image keeps its offsets, the first node being the receiver.
 
-        Different relations may connect the same two nodes by a factor each. Offsets that leave the map have no
-        pairs and no block.
+        Different relations may connect the same two nodes by a factor each. Offsets that leave the map have no block.
 
         >>> from messagenet.graph import above, below, four_neighbours
         >>> grid = GridGraph(3, 4, (four_neighbours(), above(cells=1), below(cells=1)))
@@ -261,8 +240,8 @@ class GridFactorGraph(FactorGraph):
 
         Args:
             unary: (K, H, W) or (batch, K, H, W).
-            tables: for each block (K, K), shared by all its pairs, or (h', w', K, K); either may have a
-                batch axis before. The last two axes are the classes of the first and the second node.
+            tables: For each block (K, K), shared by all its pairs, or (h', w', K, K), with at most one batch axis
+                before. The last two axes are the classes of the first and the second node.
         """
         classes, size = self.num_classes, (self.grid.height, self.grid.width)
         if unary.shape[-3:] != (classes, *size) or unary.ndim not in (3, 4):

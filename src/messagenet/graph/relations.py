@@ -1,31 +1,28 @@
 r"""Relations: which neighbours send messages to a node.
 
-A relation is a named, ordered set of offsets O ⊂ Z² \ {0}. On a grid, node p receives messages from every
-node p + o, o ∈ O, that lies inside the image. With a the short edge of the feature map and s the size of the
-range box (`fraction` · a, or `cells`), R = ⌊s/2⌋ and H = ⌊s⌋, the built-in ones are
+A relation is a named, ordered set of offsets O ⊂ Z² \ {0}. On a grid, node p receives messages from every node p + o
+inside the image, o ∈ O. With a the short edge of the feature map and s the size of the range box (`fraction` · a, or
+`cells`), R = ⌊s/2⌋ and H = ⌊s⌋, the built-in ones are
 
     surrounding   {o ≠ 0 : |dy| ≤ R, |dx| ≤ R}
     above         {dy ∈ [−H, −1], |dx| ≤ R}          below = −above
     left          {dx ∈ [−H, −1], |dy| ≤ R}          right = −left
 
-(Lin, Shen, Reid, van den Hengel, NIPS 2015, use surrounding, above and below with s = 0.4 a.)
-
-A relation is carried by factors of one of two forms:
+(Lin, Shen, Reid, van den Hengel, NIPS 2015, use surrounding, above and below with s = 0.4 a.) Factors have two forms:
 
     pairwise   one factor for every pair (p, p + o): |O| messages reach a node
-    box        one high-order factor per node over its whole box: one message reaches a node, made from the
-               average of the senders' features; the cost does not depend on the size of the box
+    box        one high-order factor per node over its box: one message, from the mean of the senders' features
 
 Configuration files and the command line write a relation as one word, [name=]shape[:size][:form]:
 
     surrounding                 the paper's range, 0.4 of the short edge of the feature map
     above:0.25                  another fraction of it
     surrounding:13cells         a range box of 13 nodes
-    below:0.4:box               one high-order factor per node instead of one for every pair
+    below:0.4:box               one high-order factor per node
     near=surrounding:3cells     a name of its own, for a second relation of the same shape
     four_neighbours             no size
 
-Relations by their offsets have no short form: write the mapping that `Relation.to_dict` gives.
+A relation given by its offsets has no short form: write the mapping that `Relation.to_dict` gives.
 """
 
 from __future__ import annotations
@@ -48,8 +45,8 @@ DEFAULT_FRACTION = 0.4
 class Relation:
     """A named set of offsets and the form of the factors that carry it.
 
-    Build the usual ones with `surrounding`, `above`, `below`, `left`, `right` and `four_neighbours`; define
-    your own from offsets (dy, dx), where (−1, 0) is the node directly above the receiver:
+    `surrounding`, `above`, `below`, `left`, `right` and `four_neighbours` build the usual ones. Define your own from
+    offsets (dy, dx), where (−1, 0) is the node directly above the receiver:
 
     >>> knight = Relation("knight", offsets=[(-2, -1), (-2, 1), (2, -1), (2, 1)])
     >>> knight.offsets_on(10, 10)
@@ -251,8 +248,6 @@ def surrounding(
 
     >>> len(surrounding(0.4).offsets_on(32, 48))         # R = ⌊0.2 · 32⌋ = 6
     168
-    >>> len(surrounding(cells=3).offsets_on(32, 48))
-    8
     """
     return _sized("surrounding", fraction, cells, form, name)
 

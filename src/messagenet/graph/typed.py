@@ -1,17 +1,14 @@
 """Graphs whose factors and variables have types: the structure that learned messages are passed over.
 
-All factors of one type share their estimators, as the edges of one relation do on a grid: every word of a sentence is
-connected to the next by a factor of type "next", every check of a code to its bits by one of type "parity".
+All factors of one type share their estimators, as the edges of one relation do on a grid: "next" joins each word of a
+sentence to the following one, "parity" each check of a code to its bits.
 
     TypedGraph.build(5, {"next": [[0, 1], [1, 2]], "triple": [[0, 2, 4]]})
 
-The unary factor of every variable is always there and is not listed. A factor's variables stand in a fixed order, its
-*positions*. Several graphs are joined into one, side by side and without a link between them (`batch_graphs`), so that
-a batch of graphs of any shapes is a graph again.
+Every variable also has a unary factor, which is not listed. A factor's variables have a fixed order, its *positions*.
 
-A *message slot* is a (factor, position) that receives a message: the slot of factor F and position i carries β_{F→p}, p
-the variable at that position. Slots of one estimator lie together and are sorted by receiver, so that the messages of a
-variable are neighbours in memory and their sum is a sum over a segment. A `MessageIndex` holds for each slot
+A *message slot* is a (factor, position) that receives a message: β_{F→p}, p the variable at that position of F. Slots
+of one estimator are contiguous and sorted by receiver: a variable's messages are a segment. A slot's index holds
 
     receivers   p
     senders     the other variables of F, in the order of their positions
@@ -33,27 +30,16 @@ from messagenet.graph.factor_graph import FactorGraph
 
 @dataclass(frozen=True, eq=False)
 class Slots:
-    """Slots of one estimator and one factor order: rows `first` to `first + len` of the type's messages.
-
-    Attributes:
-        first: Row of the first slot.
-        estimator: Which of the type's estimators makes these messages.
-        block: Which of the type's blocks of factors they belong to.
-        receivers: (slots,) variables, ascending.
-        senders: (slots, order − 1) variables.
-        reverse: (slots, order − 1) rows, −1 where the factor sends that variable no message.
-        factors: (slots,) index of the factor in the user's list.
-        origin: (slots,) position · factors of the block + index of the factor in it.
-    """
+    """Slots of one estimator and one factor order: rows `first` to `first + len` of the type's messages."""
 
     first: int
-    estimator: int
-    block: int
-    receivers: Tensor
-    senders: Tensor
-    reverse: Tensor
-    factors: Tensor
-    origin: Tensor
+    estimator: int  # which of the type's estimators makes these messages
+    block: int  # which of the type's blocks of factors they belong to
+    receivers: Tensor  # (slots,) variables, ascending
+    senders: Tensor  # (slots, order − 1) variables
+    reverse: Tensor  # (slots, order − 1) rows, −1 where the factor sends that variable no message
+    factors: Tensor  # (slots,) index of the factor in the user's list
+    origin: Tensor  # (slots,) position · factors of the block + index of the factor in it
 
     def __len__(self) -> int:
         return len(self.receivers)
@@ -65,25 +51,18 @@ class Slots:
 
     @property
     def rows(self) -> slice:
-        """Where these slots are among the type's messages."""
+        """The rows of these slots among the type's messages."""
         return slice(self.first, self.first + len(self))
 
 
 @dataclass(frozen=True, eq=False)
 class MessageIndex:
-    """Every slot of a factor type.
+    """Every slot of a factor type."""
 
-    Attributes:
-        slots: Parts that have one estimator and one order, one after another.
-        receivers: (rows,) the variable that each message of the type goes to.
-        counts: For each estimator, (variables,) how many messages each variable gets from it.
-        row_of: For each block, (factors, order) the row of every (factor, position), −1 where no message is sent.
-    """
-
-    slots: tuple[Slots, ...]
-    receivers: Tensor
-    counts: tuple[Tensor, ...]
-    row_of: tuple[Tensor, ...]
+    slots: tuple[Slots, ...]  # parts of one estimator and one order, one after another
+    receivers: Tensor  # (rows,) the variable that each message goes to
+    counts: tuple[Tensor, ...]  # by estimator, (variables,) messages that each variable gets from it
+    row_of: tuple[Tensor, ...]  # by block, (factors, order) row of each (factor, position), −1 where none is sent
 
     def __len__(self) -> int:
         return len(self.receivers)
@@ -96,13 +75,9 @@ def index_messages(
     ordered: bool,
     sends_to: tuple[int, ...] | None = None,
 ) -> MessageIndex:
-    """The message slots of one factor type.
+    """The message slots of one factor type, from (factors, order) blocks of scopes with their (factors,) ids.
 
-    Args:
-        blocks: (factors, order) scopes with the factors' ids, (factors,).
-        num_variables: Number of variables of the graph.
-        ordered: One estimator per receiving position, or one for all.
-        sends_to: The positions that receive messages; None for all.
+    There is one estimator per receiving position if `ordered`, else one. `sends_to` lists the receiving positions.
 
     >>> index = index_messages([(torch.tensor([[1, 0], [0, 2]]), torch.arange(2))], 3, ordered=False)
     >>> (part,) = index.slots
@@ -161,15 +136,10 @@ Indices = Tensor | Sequence[int]
 
 
 class FactorBlock(NamedTuple):
-    """Factors of one type and one order.
+    """Factors of one type and one order."""
 
-    Attributes:
-        scopes: (factors, order) variable indices by position.
-        factor_ids: (factors,) index of each factor in the user's list of the type.
-    """
-
-    scopes: Tensor
-    factor_ids: Tensor
+    scopes: Tensor  # (factors, order) variable indices by position
+    factor_ids: Tensor  # (factors,) index of each factor in the user's list of the type
 
 
 @dataclass(frozen=True, eq=False)
@@ -217,8 +187,8 @@ class TypedGraph:
 
         Args:
             graph: The factor graph. Variables of several cardinalities become types "states_2", "states_3", …
-            names: The type of each factor, in the order the factors were listed. Without names a factor is
-                called by its order, "order_2", or by its cardinalities, "states_2_3", where these differ.
+            names: The type of each factor, in the order of the list. By default a factor is called by its order,
+                "order_2", or by its cardinalities, "states_2_3", where these differ.
 
         >>> typed = TypedGraph.from_factor_graph(FactorGraph([2, 2, 2], [[0], [0, 1], [2, 1, 0]]))
         >>> typed.orders
@@ -253,7 +223,7 @@ class TypedGraph:
         }
 
     def num_factors(self, name: str) -> int:
-        """Number of factors of a type; 0 for a type that is not there."""
+        """Number of factors of a type; 0 for an unknown type."""
         return sum(len(block.factor_ids) for block in self.factors.get(name, ()))
 
     def message_index(self, name: str, *, ordered: bool, sends_to: tuple[int, ...] | None) -> MessageIndex:
@@ -279,7 +249,7 @@ class TypedGraph:
 
 
 def batch_graphs(graphs: Sequence[TypedGraph]) -> TypedGraph:
-    """Joins graphs of any shapes into one, variables and factors in the order of the graphs.
+    """Joins graphs of any shapes into one without links between them, in the order of the graphs.
 
     Features of variables and of factors are joined by `torch.cat`; `split` takes results apart again.
 
@@ -315,7 +285,6 @@ def batch_graphs(graphs: Sequence[TypedGraph]) -> TypedGraph:
 
 
 def _blocks(name: str, scopes: Scopes, num_variables: int) -> tuple[FactorBlock, ...]:
-    """The factors of a type by order, checked."""
     if isinstance(scopes, Tensor):
         if scopes.ndim != 2:
             raise InputError(f"factors {name!r}: scopes have shape {tuple(scopes.shape)}; give (factors, order)")
@@ -360,7 +329,6 @@ def _check(name: str, block: FactorBlock, num_variables: int) -> None:
 
 
 def _codes(variable_types: Mapping[str, Indices], num_variables: int) -> Tensor:
-    """(variables,) the index of each variable's type."""
     codes = torch.full((num_variables,), -1)
     for code, (name, indices) in enumerate(variable_types.items()):
         own = torch.as_tensor(indices, dtype=torch.long)

@@ -1,15 +1,10 @@
 """Images of labels and of uncertainty, and sheets of images.
 
-Labels take the colours of their classes, void the class list's void colour. Uncertainty is the normalised entropy of a
-pixel's marginals,
+Labels have the colours of their classes. Uncertainty is the normalised entropy of a pixel's marginals,
 
-    H(p) / log K = − Σ_k p(k) log p(k) / log K   ∈ [0, 1]
+    H(p) / log K = − Σ_k p(k) log p(k) / log K   ∈ [0, 1],
 
 from black (certain) to pale (uniform over the classes).
-
-`image_sheet` compares methods: one row per image, one titled column per method, a legend below. Small images are
-enlarged by an integer factor without interpolation, so that pixels stay crisp squares; large ones are reduced.
-`contact_sheet` shows samples of a data set with their masks as overlays.
 """
 
 from __future__ import annotations
@@ -29,9 +24,8 @@ from messagenet.data.classes import BACKGROUND, VOID, Classes
 from messagenet.errors import InputError, write_atomically
 from messagenet.evaluation.confusion import Array, label_array, marginals_tensor
 
+# Lightness grows with the value, so the ramp reads without colour vision.
 RAMP = ((0, 0, 4), (59, 15, 112), (140, 41, 129), (222, 73, 104), (254, 159, 109), (252, 253, 191))
-"""Evenly spaced colours from black to pale. Lightness grows with the value, so it reads without colour vision."""
-
 SHEET_MARGIN, SHEET_GAP, SWATCH = 20, 10, 14
 USUAL_SIDE, MAX_SIDE, MAX_ENLARGEMENT = 224, 360, 4
 TITLE_HEIGHT, CAPTION_HEIGHT = 28, 18
@@ -132,11 +126,8 @@ def image_sheet(
 ) -> Image.Image:
     """Rows of images under column titles, with a legend of the classes that occur.
 
-    Args:
-        rows: One sequence of images per row, all drawn at the size of its first. Integer arrays (height, width) are
-            label maps; uint8 (height, width, 3) and PIL images are shown as they are.
-        column_titles: One title per column.
-        classes: Names and colours of the labels.
+    Integer arrays (height, width) are label maps; uint8 (height, width, 3) and PIL images are shown as they are. A row
+    is drawn at the size of its first image. Small images are enlarged by an integer factor without interpolation.
     """
     if not rows or not column_titles or any(len(row) != len(column_titles) for row in rows):
         raise InputError("an image sheet needs as many images in each row as there are column titles")
@@ -157,7 +148,6 @@ def image_sheet(
     height = (legend_top + legend.height if legend else bottom + 4) + SHEET_MARGIN
     sheet = Image.new("RGB", (inner + 2 * SHEET_MARGIN, height), SHEET_COLOUR)
     draw = ImageDraw.Draw(sheet)
-
     font = ImageFont.load_default(size=16)
     for left, title in zip(lefts, column_titles, strict=True):
         text, centre = truncate_text(title, width, font), (left + width / 2, SHEET_MARGIN + 10)
@@ -178,17 +168,7 @@ def image_sheet(
 def contact_sheet(
     data: SegmentationData, count: int = 24, columns: int = 6, cell: int = 200, opacity: float = 0.5
 ) -> Image.Image:
-    """Samples spread evenly over a data set, with masks as overlays, names and a legend.
-
-    A sample that cannot be read is an empty cell with a note.
-
-    Args:
-        data: Samples with or without masks.
-        count: Maximum number of samples.
-        columns: Maximum number of columns.
-        cell: Side of a cell in pixels.
-        opacity: Opacity of the masks, 0 to 1.
-    """
+    """Samples spread evenly over a data set, masks as overlays; an unreadable one is an empty cell with a note."""
     if len(data) == 0:
         raise InputError(f"{data.name} has no samples to show; check its split")
     count = min(count, len(data))
@@ -244,7 +224,6 @@ def truncate_text(text: str, width: int, font: Font) -> str:
 
 
 def _cell_image(cell: Array | Image.Image, classes: Classes) -> Image.Image:
-    """A cell of a sheet: labels in palette mode, anything else as RGB."""
     return as_image(cell) if isinstance(cell, Image.Image) or cell.ndim != 2 else palette_image(cell, classes)
 
 

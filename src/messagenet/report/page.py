@@ -1,8 +1,4 @@
-"""Self-contained HTML pages: one file with style, embedded images and legends, without scripts or links.
-
-`write_page` and the `*_html` functions are what every report is made of; `write_gallery` shows segmented images, each
-with its labels as an overlay and the share of the image that each class covers.
-"""
+"""Self-contained HTML pages: one file with style, embedded images and legends, without scripts or links."""
 
 from __future__ import annotations
 
@@ -22,11 +18,8 @@ from messagenet.evaluation.confusion import Array, label_array
 from messagenet.report.images import as_image, overlay, png_bytes
 
 MAX_EMBEDDED_SIDE = 480
-CRISP_BELOW = 200
-"""Images with shorter sides are embedded losslessly and enlarged without interpolation."""
-
-MIN_SHARE = 0.005
-"""Smallest share of the image that `class_shares_text` lists."""
+CRISP_BELOW = 200  # images with shorter sides are embedded losslessly and enlarged without interpolation
+MIN_SHARE = 0.005  # smallest share of the image that `class_shares_text` lists
 
 CSS = """
 :root {
@@ -81,19 +74,12 @@ figcaption { font-size: .9rem; }
 
 @dataclass(frozen=True, eq=False)
 class GalleryImage:
-    """An image of a gallery with its labels.
-
-    Attributes:
-        name: Caption of the image.
-        image: uint8 (height, width, 3), or a PIL image.
-        labels: (height, width).
-        entropy: Image of the uncertainty, such as `entropy_image` draws.
-    """
+    """An image of a gallery with its labels."""
 
     name: str
-    image: Array | Image.Image
-    labels: Array
-    entropy: Image.Image | None = None
+    image: Array | Image.Image  # uint8 (height, width, 3), or a PIL image
+    labels: Array  # (height, width)
+    entropy: Image.Image | None = None  # such as `entropy_image` draws
 
 
 def gallery_figure(image: GalleryImage, classes: Classes) -> str:
@@ -107,15 +93,7 @@ def gallery_figure(image: GalleryImage, classes: Classes) -> str:
 def write_gallery(
     figures: Sequence[str], path: str | Path, *, classes: Classes, title: str = "Segmentations", entropy: bool = False
 ) -> Path:
-    """Writes a page of segmented images and returns its path.
-
-    Args:
-        figures: The images to show, from `gallery_figure`.
-        path: The HTML file; never left half-written.
-        classes: Names and colours of the labels.
-        title: Heading of the page.
-        entropy: Whether the figures show entropy.
-    """
+    """Writes a page of figures from `gallery_figure` and returns its path; `entropy`: whether they show entropy."""
     lead = f"{len(figures):,} image{'s' * (len(figures) != 1)}, {classes.num_classes} classes"
     content = legend_html(classes, entropy=entropy) + "".join(figures)
     return write_page(path, title, lead, [section_html("Images", content)])
@@ -134,14 +112,7 @@ def class_shares_text(labels: Array, classes: Classes) -> str:
 
 
 def write_page(path: str | Path, title: str, lead: str, sections: Sequence[str]) -> Path:
-    """Writes an HTML page and returns its path.
-
-    Args:
-        path: The HTML file; never left half-written.
-        title: Heading, as text.
-        lead: Line below the heading, as HTML.
-        sections: Sections from `section_html`.
-    """
+    """Writes an HTML page and returns its path. The title is text, the lead and the sections are HTML."""
     page = (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'

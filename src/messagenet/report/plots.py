@@ -1,8 +1,7 @@
-"""Plots of scores: IoU by class, trimap IoU by band width, reliability, and the confusion matrix.
+"""Plots of scores as matplotlib `Figure` objects, without pyplot, windows or global state.
 
-Plots are matplotlib `Figure` objects, without pyplot, windows or global state; matplotlib is imported when the first
-plot is drawn. Text and axes share one ink colour, which `figure_svg` replaces by `currentColor`, so that a plot
-follows its page between light and dark. Figures are about 4.2 inches wide, so that text has one size in all layouts.
+Text and axes share one ink colour, which `figure_svg` replaces by `currentColor`, so that a plot follows its page
+between light and dark. Figures are about 4.2 inches wide, so that text has one size in all layouts.
 """
 
 from __future__ import annotations
@@ -24,16 +23,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 INK = "#1f2934"
-SERIES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
-"""Colours of the methods, safe for colour-blind readers (Okabe and Ito); the seventh method reuses the first."""
-
+SERIES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  # colour-blind safe (Okabe and Ito)
 LEGEND: dict[str, Any] = {"frameon": False, "labelcolor": INK, "fontsize": 8.5}
-
-MAX_ANNOTATED_CLASSES = 12
-"""Up to this many classes, the cells of a confusion matrix show their percentages."""
-
-CELL_TEXT = ("#111111", "#ffffff")
-"""Text colour in light and in dark cells of a matrix, which look the same on any page."""
+MAX_ANNOTATED_CLASSES = 12  # up to this many, the cells of a confusion matrix show their percentages
+CELL_TEXT = ("#111111", "#ffffff")  # in light and in dark cells of a matrix, which look the same on any page
 
 
 def class_iou_plot(scores: Scores | Mapping[str, Scores]) -> Figure:
@@ -169,7 +162,6 @@ def escape_dollars(text: str) -> str:
 
 
 def _figure(width: float, height: float) -> tuple[Figure, Axes]:
-    """An empty figure of this size in inches, with one axes in the common style."""
     from matplotlib.figure import Figure as NewFigure
 
     figure = NewFigure(figsize=(width, height), layout="constrained")

@@ -1,8 +1,4 @@
-"""The evaluation report: one HTML file with tables, plots, and the worst and best images.
-
-Images are embedded and plots are inline SVG; there are no scripts, fonts or links. The report compares any number of
-methods. Images are ranked by the last one, which is the one the report is about.
-"""
+"""The evaluation report in one HTML file: tables, plots, and the worst and best images by the last of the methods."""
 
 from __future__ import annotations
 
@@ -27,30 +23,19 @@ from messagenet.report.page import example_html, legend_html, section_html, swat
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-MAX_HALF_WIDTH = 5.5
-"""Width in inches up to which a plot takes half of the page."""
-
-TALL = 1.4
-"""Ratio of height to width above which a plot spans two rows."""
+MAX_HALF_WIDTH = 5.5  # inches up to which a plot takes half of the page
+TALL = 1.4  # ratio of height to width above which a plot spans two rows
 
 
 @dataclass(frozen=True, eq=False)
 class ReportExample:
-    """An image that a report can show.
+    """An image that a report can show."""
 
-    Attributes:
-        name: Name under which the image was scored.
-        image: uint8 (height, width, 3), or a PIL image.
-        target: (height, width) labels.
-        predictions: Predicted labels (height, width) by method, in the order of the columns.
-        entropy: Normalised entropy (height, width) of the last method's marginals, from `report.entropy`.
-    """
-
-    name: str
-    image: Array | Image.Image
-    target: Array
-    predictions: Mapping[str, Array]
-    entropy: npt.NDArray[np.floating] | None = None
+    name: str  # under which the image was scored
+    image: Array | Image.Image  # uint8 (height, width, 3), or a PIL image
+    target: Array  # (height, width) labels
+    predictions: Mapping[str, Array]  # labels (height, width) by method, in the order of the columns
+    entropy: npt.NDArray[np.floating] | None = None  # (height, width), of the last method, from `report.entropy`
 
 
 def write_report(
@@ -62,16 +47,7 @@ def write_report(
     title: str = "Evaluation",
     shown: int = 5,
 ) -> Path:
-    """Writes the report and returns its path.
-
-    Args:
-        scores: Scores of one method, or of several by name.
-        examples: Images to choose from. The report shows the `shown` worst and best, no image twice.
-        path: The HTML file; never left half-written.
-        classes: Names and colours; must match the scores.
-        title: Heading of the page.
-        shown: Maximum number of worst images, and of best images.
-    """
+    """Writes the report and returns its path. It shows the `shown` worst and best examples, no image twice."""
     methods = by_method(scores)
     if shared_classes(methods) != tuple(classes.names):
         raise InputError("the scores have other classes than the report; pass the classes used for scoring")

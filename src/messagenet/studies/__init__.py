@@ -1,4 +1,4 @@
-"""Systems side by side: equal budgets and seeds, one table; studies as files."""
+"""Comparison of systems at equal budgets and seeds: study files, training, tables."""
 
 from messagenet.studies.run import compare
 from messagenet.studies.study import Study, read_study

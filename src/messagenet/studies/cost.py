@@ -1,11 +1,11 @@
-"""What a trained model costs: time and memory of a training step and of a prediction, measured in a clean process.
+"""Time and memory of a training step and of a prediction of a trained model, measured in a clean process.
 
     python -m messagenet.studies.cost runs/mine/last 96 96 8           one line of json
-    python -m messagenet.studies.cost runs/mine/last 96 96 8 frozen    its backbone is not trained
+    python -m messagenet.studies.cost runs/mine/last 96 96 8 frozen    the backbone is not trained
     python -m messagenet.studies.cost runs/mine/last 96 96 8 cached    nor run: its features are cached
 
-Memory is the growth of the largest resident size of the process (on a GPU, the largest amount allocated), and a
-process has only one such largest: hence one of its own for each model, and predictions before training steps.
+Memory is the growth of the peak resident size (on a GPU, of the peak allocation). A process has only one peak: hence
+one process for each model, and predictions before training steps.
 """
 
 from __future__ import annotations
@@ -38,33 +38,17 @@ BackboneUse = Literal["trained", "frozen", "cached"]
 
 @dataclass(frozen=True)
 class Cost:
-    """What a model costs.
+    """Cost of a model."""
 
-    Attributes:
-        step_seconds: Forward, loss and backward of one batch, without reading images or changing weights;
-            without the backbone if its features are cached.
-        prediction_seconds: One image to its marginals.
-        prediction_megabytes: Memory that it takes on top of the model.
-    """
-
-    step_seconds: float
-    prediction_seconds: float
-    prediction_megabytes: float
+    step_seconds: float  # forward, loss and backward of one batch; no backbone if its features are cached
+    prediction_seconds: float  # one image to its marginals
+    prediction_megabytes: float  # memory on top of the model
 
 
 def measure_in_subprocess(
     folder: Path, height: int, width: int, batch_size: int, backbone: BackboneUse, loss: Spec
 ) -> Cost:
-    """Measures a saved model in a process of its own.
-
-    Args:
-        folder: The model.
-        height: Of the images.
-        width: Of the images.
-        batch_size: Images per training step.
-        backbone: What training does with it.
-        loss: What training minimises.
-    """
+    """Measures a saved model in a process of its own."""
     command = [sys.executable, "-m", "messagenet.studies.cost", str(folder)]
     done = subprocess.run(
         [*command, *map(str, (height, width, batch_size)), backbone, json.dumps(loss)],
@@ -86,7 +70,7 @@ def measure(
     backbone: BackboneUse = "trained",
     loss: Spec | str = "cross_entropy",
 ) -> Cost:
-    """Measures a model in this process; arguments as above."""
+    """Measures a model in this process."""
     torch.manual_seed(0)
     predictor = Predictor(model)
     image = np.random.default_rng(0).integers(0, 256, (height, width, 3), np.uint8)
@@ -99,7 +83,6 @@ def measure(
     predict()
     megabytes = (_peak_memory() - before) / 2**20
     prediction_seconds = _seconds(predict)
-
     objective, batch = (build("loss", loss), _random_batch(model, height, width, batch_size, backbone == "cached"))
     model.train()
     if backbone != "trained":
@@ -113,7 +96,7 @@ def measure(
 
 
 def _random_batch(model: SegmentationModel, height: int, width: int, batch_size: int, from_features: bool) -> Batch:
-    """Random images, or the features of one, with random labels."""
+    """Random images, or the features of one repeated, with random labels."""
     images = torch.rand(batch_size, 3, height, width, device=model.device)
     target = torch.randint(0, model.classes.num_classes, (batch_size, height, width), device=model.device)
     sizes = torch.tensor([[height, width]] * batch_size)
@@ -131,7 +114,7 @@ def _random_batch(model: SegmentationModel, height: int, width: int, batch_size:
 
 
 def _seconds(function: Callable[[], Any]) -> float:
-    """The median of a few calls, after one to warm up."""
+    """Median time of a few calls, after one to warm up."""
     function()
     times = []
     for _ in range(TURNS):
@@ -144,13 +127,10 @@ def _seconds(function: Callable[[], Any]) -> float:
 
 
 def _peak_memory() -> float:
-    """The most memory that this process has had, in bytes.
-
-    Linux counts what the parent had before it started this process into `ru_maxrss`, but not into VmHWM.
-    """
+    """Peak memory of this process in bytes."""
     if torch.cuda.is_available():
         return float(torch.cuda.max_memory_allocated())
-    status = Path("/proc/self/status")
+    status = Path("/proc/self/status")  # on Linux, ru_maxrss includes the parent's memory; VmHWM does not
     if status.is_file():
         line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
         return 1024.0 * int(line.split()[1])

@@ -8,9 +8,8 @@
     out/SYSTEM/seed-S/scores.json       everything that was counted on the scored images
     out/SYSTEM/seed-S/result.json       the result; a system that has this file is not trained again
 
-Some of the training images are held out from every system. Systems with settings that training does not learn are
-tuned on them, and no system has seen the images it is scored on. The model after the last step is scored, not the one
-that did best on those images.
+Some training images are held out from every system, to tune settings that training does not learn. No system has seen
+the images it is scored on. The model after the last step is scored, not the best one.
 """
 
 from __future__ import annotations
@@ -113,7 +112,7 @@ def compare(
 
 
 def _others(out: Path, jobs: Sequence[tuple[System, int]]) -> list[RunResult]:
-    """What earlier calls have finished in this folder and this one was not asked for."""
+    """Results of earlier calls in this folder that are not among the jobs of this one."""
     asked = {(system.name, seed) for system, seed in jobs}
     found = [RunResult.load(path) for path in sorted(out.glob(f"*/seed-*/{RESULT}"))]
     return [result for result in found if (result.system, result.seed) not in asked]
@@ -141,7 +140,7 @@ def find_systems(wanted: Iterable[str | System] | Mapping[str, Sequence[str]]) -
 
 
 def fitting_systems(shared: TrainConfig, classes: Classes) -> tuple[list[System], dict[str, str]]:
-    """All systems that the shared backbone can carry for some classes, and why each of the others is left out.
+    """All systems that fit the shared backbone and the classes, and why each of the others is left out.
 
     >>> from messagenet.data import SCENE_CLASSES
     >>> systems, left_out = fitting_systems(load_config("tiny"), SCENE_CLASSES)
@@ -159,7 +158,7 @@ def fitting_systems(shared: TrainConfig, classes: Classes) -> tuple[list[System]
 
 
 def _obstacle(system: System, shared: TrainConfig, classes: Classes) -> str | None:
-    """Why a system cannot be compared with others on the shared backbone; None if it can."""
+    """Why a system does not fit the shared backbone; None if it does."""
     try:
         backbone = system.apply(shared).model.backbone[KIND]
         if backbone not in (shared.model.backbone[KIND], "hand_crafted"):
@@ -171,7 +170,7 @@ def _obstacle(system: System, shared: TrainConfig, classes: Classes) -> str | No
 
 
 def check_systems(systems: Iterable[System], shared: TrainConfig, classes: Classes) -> None:
-    """Refuses systems that cannot be built, before any of them is trained."""
+    """Raises if a system cannot be built, before any of them is trained."""
     for system in systems:
         try:
             _build_without_memory(system, shared, classes)
@@ -180,7 +179,6 @@ def check_systems(systems: Iterable[System], shared: TrainConfig, classes: Class
 
 
 def _build_without_memory(system: System, shared: TrainConfig, classes: Classes) -> None:
-    """Builds the model of a system, without memory for its parameters."""
     config = system.apply(shared)
     if config.model.pretrained_head:
         raise InputError("a comparison trains every head from the beginning; set model.pretrained_head=false")
@@ -189,7 +187,7 @@ def _build_without_memory(system: System, shared: TrainConfig, classes: Classes)
 
 
 def _hold_out(sets: DataSets, held_out: int) -> tuple[DataSets, SegmentationData]:
-    """The data without some of its training images, evenly spread, and those."""
+    """The data without the held-out training images, which are evenly spread, and those images."""
     if sets.val is None:
         raise InputError("there is nothing to score the systems on; set data.val_split")
     images = unique_indices(sets.train)
@@ -203,10 +201,7 @@ def _hold_out(sets: DataSets, held_out: int) -> tuple[DataSets, SegmentationData
 
 
 def _shared_config(systems: Sequence[System], config: TrainConfig) -> TrainConfig:
-    """The configuration in a form that every system can have: not scored in between, a loss on equal terms.
-
-    If the loss of one system is at the nodes alone, all are trained at the nodes, and none with smoothed labels.
-    """
+    """No scoring during training; if one loss is at the nodes only, all are, without label smoothing."""
     shared = override(config, {"run.evaluate_every": NEVER, "run.cache_features": False})
     common = {"loss.resolution": "nodes", "loss.label_smoothing": 0.0}
     at_nodes = any("resolution" not in system.apply(shared).loss for system in systems)
@@ -222,7 +217,6 @@ def _system_config(system: System, shared: TrainConfig, seed: int, cache: Path |
 
 
 def _name_of(systems: Sequence[System], wanted: str) -> str:
-    """The name of the system that is called so, or has this label."""
     names = {system.label: system.name for system in systems} | {system.name: system.name for system in systems}
     if wanted not in names:
         raise InputError(f'there is no system "{wanted}" to contrast; {nearest(wanted, names)}')
@@ -230,7 +224,7 @@ def _name_of(systems: Sequence[System], wanted: str) -> str:
 
 
 def _check_same(path: Path, config: TrainConfig) -> None:
-    """Refuses to mix what was made with other settings; where the features are cached is no matter."""
+    """Raises if the folder was made with other settings, the cache folder aside."""
     if path.is_file() and override(load_config(path), {"run.cache_folder": config.run.cache_folder}) != config:
         raise InputError(f"{path.parent} was made with other settings; give the same, or another folder")
 
@@ -245,7 +239,6 @@ def _train_and_score(
     callback: StudyCallback,
     cost: Cost | None,
 ) -> RunResult:
-    """Trains, tunes, scores and measures one system with one seed."""
     sets, held_out = parts
     unscored = DataSets(sets.train, None)  # scored once, below
     run = train(config, folder / "run", resume=True, progress=follow, data=unscored)
@@ -282,14 +275,13 @@ def _train_and_score(
 
 
 def _backbone_use(config: TrainConfig) -> BackboneUse:
-    """What a training with this configuration does with the backbone."""
     if config.run.cache_features:
         return "cached"
     return "frozen" if config.run.freeze_backbone else "trained"
 
 
 def _scores(model: SegmentationModel, data: SegmentationData, config: TrainConfig, callback: StudyCallback) -> Scores:
-    """The scores of a model, from cached features if it was trained on such and needs nothing else."""
+    """Scores of a model, from cached features if it was trained on them and needs no images."""
     if not config.run.cache_features or "prediction" in model.needs_images:
         return score(Predictor(model), data)
     assert config.run.cache_folder is not None, "all systems share one"
@@ -300,12 +292,7 @@ def _scores(model: SegmentationModel, data: SegmentationData, config: TrainConfi
 
 
 def score_cached(model: SegmentationModel, cache: FeatureCache) -> Scores:
-    """What `messagenet.prediction.score` finds, up to the precision of the cache; large images are not tiled.
-
-    Args:
-        model: Whose head is scored.
-        cache: Features of the images as prediction sees them, and their labels.
-    """
+    """Scores as `prediction.score` computes them, up to the precision of the cache; large images are not tiled."""
     predictor = Predictor(model)
     evaluator = Evaluator(model.classes)
     for index in range(len(cache)):

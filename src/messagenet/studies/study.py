@@ -9,7 +9,7 @@
       messages, T = 2: [message, model.head.iterations=2]
     contrasts: [[unary, "messages, T = 2"]]                 pairs whose differences are listed
 
-The file says everything but where the data are, so that anyone can regenerate a published table.
+Only the location of the data is left out, so that a published table can be regenerated.
 """
 
 from __future__ import annotations
@@ -30,27 +30,18 @@ KEYS = ("preset", "settings", "seeds", "held_out", "systems", "contrasts")
 
 @dataclass(frozen=True)
 class Study:
-    """What a study file says.
+    """Content of a study file."""
 
-    Attributes:
-        systems: The systems; none to choose them elsewhere.
-        preset: What all of them start from; None to choose by the data.
-        settings: What they all change.
-        seeds: Of the trainings.
-        held_out: Training images to tune on.
-        contrasts: Pairs of labels of systems whose differences are listed.
-    """
-
-    systems: tuple[System, ...] = ()
-    preset: str | None = None
-    settings: tuple[str, ...] = ()
+    systems: tuple[System, ...] = ()  # none to choose them elsewhere
+    preset: str | None = None  # None to choose by the data
+    settings: tuple[str, ...] = ()  # what all systems change
     seeds: tuple[int, ...] = (0, 1, 2)
-    held_out: int = 20
-    contrasts: tuple[tuple[str, str], ...] = ()
+    held_out: int = 20  # training images to tune on
+    contrasts: tuple[tuple[str, str], ...] = ()  # pairs of system labels whose differences are listed
 
 
 def read_study(path: str | Path) -> Study:
-    """Reads a study, refusing what it does not know."""
+    """Reads a study; unknown keys are errors."""
     path = Path(path)
     if not path.is_file():
         raise InputError(f"there is no study {path}: check the path")

@@ -1,9 +1,8 @@
 """Results of a comparison: what is kept of a run, the table, differences between systems, plots, the terminal.
 
-The table has one row for each system, mean and sample standard deviation over its seeds, as Markdown, CSV and JSON.
-Contrasts are differences between two systems, seed by seed: systems that share a seed see the same images in the same
-order, so their difference usually varies less than either of them; a spread there is the standard deviation of the
-differences.
+The table has one row per system, mean and sample standard deviation over its seeds, as Markdown, CSV and JSON.
+Contrasts are differences between two systems seed by seed, which share images and their order: the spread is the
+standard deviation of the differences, usually smaller than that of either system.
 """
 
 from __future__ import annotations
@@ -37,42 +36,25 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RunResult:
-    """A trained and scored system.
-
-    Attributes:
-        system: Its name.
-        label: What it is, in words.
-        seed: Of its training.
-        mean_iou: On the scored images.
-        trimap_iou: The same near boundaries, by width of the band in pixels.
-        parameters: Numbers that training changes.
-        outputs_per_factor: Numbers that a network computes for a factor.
-        steps: Training steps.
-        train_seconds: The whole training.
-        cost: Measured on a model of its own kind.
-        tuned: Settings found on held-out images.
-        calibration_error: ECE of the marginals.
-        small_accuracy: Mean class accuracy where a class covers little of its image.
-        head: Kind of its head.
-    """
+    """A trained and scored system."""
 
     system: str
-    label: str
+    label: str  # the system in words
     seed: int
     mean_iou: float
-    trimap_iou: dict[str, float]
-    parameters: int
-    outputs_per_factor: int
+    trimap_iou: dict[str, float]  # by width of the band in pixels
+    parameters: int  # trained
+    outputs_per_factor: int  # numbers that a network computes for a factor
     steps: int
-    train_seconds: float
-    cost: Cost
-    tuned: dict[str, float] = field(default_factory=dict)
-    calibration_error: float | None = None
-    small_accuracy: float | None = None
-    head: str = ""
+    train_seconds: float  # the whole training
+    cost: Cost  # of one model per system
+    tuned: dict[str, float] = field(default_factory=dict)  # settings found on held-out images
+    calibration_error: float | None = None  # ECE of the marginals
+    small_accuracy: float | None = None  # mean class accuracy where a class covers little of its image
+    head: str = ""  # kind of the head
 
     def save(self, path: Path) -> None:
-        """Writes it as json."""
+        """Writes the result as JSON."""
         write_atomically(path, (json.dumps(asdict(self), indent=2) + "\n").encode())
 
     @classmethod
@@ -90,9 +72,7 @@ def near_boundaries(scores: Scores) -> dict[str, float]:
     return {str(band.width): band.mean_iou for band in scores.bands if band.mean_iou is not None}
 
 
-TRIMAP = "4"
-"""Width in pixels of the band around boundaries that the table shows; json has them all."""
-
+TRIMAP = "4"  # width in pixels of the band that the table shows; JSON has them all
 TRIMAP_COLUMN = f"trimap IoU, {TRIMAP} px"
 SMALL_COLUMN = f"accuracy, ≤ {SIZE_LIMITS[0]:.0%} of image"
 COLUMNS = (
@@ -103,51 +83,30 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class TableRow:
-    """A system over all its seeds; a spread is the sample standard deviation, None with one seed.
-
-    Attributes:
-        system: Its name.
-        label: What it is.
-        head: Kind of its head.
-        seeds: Which were trained.
-        mean_iou: Mean over the seeds.
-        spread: Of the IoU.
-        trimap_iou: Mean over the seeds, near boundaries.
-        trimap_spread: Of that.
-        small_accuracy: Mean over the seeds, of classes that cover little of their image.
-        small_spread: Of that.
-        calibration_error: Mean ECE over the seeds.
-        calibration_spread: Of that.
-        parameters: Numbers that training changes.
-        outputs_per_factor: Numbers that a network computes for a factor.
-        train_seconds: Of the whole training, mean over the seeds.
-        step_seconds: Of a training step; None for a system that is fitted without steps.
-        prediction_seconds: Of a prediction.
-        prediction_megabytes: Of a prediction.
-    """
+    """A system over all its seeds: means, and sample standard deviations, which are None with one seed."""
 
     system: str
     label: str
-    head: str
+    head: str  # kind of the head
     seeds: tuple[int, ...]
     mean_iou: float
-    spread: float | None
+    spread: float | None  # of the IoU
     trimap_iou: float | None
     trimap_spread: float | None
-    small_accuracy: float | None
+    small_accuracy: float | None  # of classes that cover little of their image
     small_spread: float | None
-    calibration_error: float | None
+    calibration_error: float | None  # ECE
     calibration_spread: float | None
-    parameters: int
-    outputs_per_factor: int
-    train_seconds: float
-    step_seconds: float | None
+    parameters: int  # trained
+    outputs_per_factor: int  # numbers that a network computes for a factor
+    train_seconds: float  # the whole training
+    step_seconds: float | None  # None for a system that is fitted without steps
     prediction_seconds: float
     prediction_megabytes: float
 
     @property
     def cells(self) -> tuple[str, ...]:
-        """What the table shows, one text for each of `COLUMNS`."""
+        """Text of each of `COLUMNS`."""
         return (
             self.label,
             str(len(self.seeds)),
@@ -206,7 +165,6 @@ def _table_row(results: Sequence[RunResult]) -> TableRow:
 
 
 def _mean_and_spread(values: Sequence[float]) -> tuple[float | None, float | None]:
-    """Those that exist: a mean of no values does not, nor a spread of one."""
     return (statistics.fmean(values) if values else None, statistics.stdev(values) if len(values) > 1 else None)
 
 
@@ -237,28 +195,18 @@ def write_tables(results: Sequence[RunResult], folder: Path) -> None:
     write_atomically(folder / "comparison.json", (json.dumps(content, indent=2) + "\n").encode())
 
 
-CONFUSIONS = 5
-"""How many of the largest changes of confusion are listed."""
+CONFUSIONS = 5  # listed changes of confusion, the largest ones
 
 
 @dataclass(frozen=True)
 class Contrast:
-    """What changes from one system to another.
+    """Differences between two systems; confusions are (first, second), means over the seeds."""
 
-    Attributes:
-        base: Label of the first system.
-        other: Label of the second.
-        seeds: Which both have been trained with.
-        differences: Second minus first, one for each seed, by what is measured.
-        confusions: Share of a true class that is labelled as another, mean over the seeds, first and second, by
-            (target, label).
-    """
-
-    base: str
-    other: str
-    seeds: tuple[int, ...]
-    differences: dict[str, list[float]]
-    confusions: dict[tuple[str, str], tuple[float, float]]
+    base: str  # label of the first system
+    other: str  # label of the second
+    seeds: tuple[int, ...]  # that both have been trained with
+    differences: dict[str, list[float]]  # by figure: second minus first, for each seed
+    confusions: dict[tuple[str, str], tuple[float, float]]  # by (target, label): share of the target class
 
     @property
     def largest(self) -> list[tuple[tuple[str, str], tuple[float, float]]]:
@@ -268,7 +216,7 @@ class Contrast:
 
 
 def contrast(base: str, other: str, first: Mapping[int, Scores], second: Mapping[int, Scores]) -> Contrast:
-    """Compares two systems, whose scores are given by seed; needs a seed that both have."""
+    """Compares two systems from their scores by seed; they need a common seed."""
     seeds = tuple(sorted(first.keys() & second.keys()))
     before, after = [[scores[seed] for seed in seeds] for scores in (first, second)]
     measures = [(_measures(a), _measures(b)) for a, b in zip(before, after, strict=True)]
@@ -283,7 +231,6 @@ def contrast(base: str, other: str, first: Mapping[int, Scores], second: Mapping
 
 
 def _measures(scores: Scores) -> dict[str, float]:
-    """The figures of a system that exist, by name, in the order of the table."""
     found: dict[str, float | None] = {"mean IoU": scores.mean_iou}
     found |= {f"IoU of {name}": iou for name, iou in zip(scores.class_names, scores.class_iou, strict=True)}
     found |= {f"IoU within {band.width} px of a boundary": band.mean_iou for band in scores.bands}
@@ -296,7 +243,6 @@ def _measures(scores: Scores) -> dict[str, float]:
 
 
 def _confusions(scores: Scores) -> dict[tuple[str, str], float]:
-    """Which share of a class's pixels is labelled as each other class."""
     names = scores.class_names
     return {
         (names[target], names[label]): count / max(sum(row), 1)
@@ -341,7 +287,7 @@ def _read(path: Path) -> Scores:
 
 
 def write_contrasts(pairs: Iterable[tuple[str, str]], results: Sequence[RunResult], folder: Path) -> None:
-    """Writes contrasts.md for the pairs of names of which both systems have been scored with a common seed."""
+    """Writes contrasts.md for the pairs of systems that have been scored with a common seed."""
     pairs = list(pairs)
     scores: dict[str, dict[int, Scores]] = {name: {} for pair in pairs for name in pair}
     labels = {result.system: result.label for result in results}
@@ -381,7 +327,7 @@ def iou_plot(results: Sequence[RunResult]) -> Figure:
 
 
 def cost_plot(results: Sequence[RunResult]) -> Figure:
-    """Mean IoU against the seconds of the training; points have numbers, which the list beside them explains."""
+    """Mean IoU against seconds of training; the list beside the plot explains the indices of its points."""
     from matplotlib.figure import Figure as NewFigure
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
@@ -405,8 +351,7 @@ def cost_plot(results: Sequence[RunResult]) -> Figure:
 
 
 def _colour(row: TableRow) -> str:
-    """Learned messages stand out."""
-    return SERIES[1] if row.head == "message" else SERIES[0]
+    return SERIES[1] if row.head == "message" else SERIES[0]  # learned messages stand out
 
 
 def write_plots(results: Sequence[RunResult], folder: Path) -> None:
@@ -422,22 +367,18 @@ class StudyCallback:
     """Follows a comparison; every method does nothing unless a subclass overrides it."""
 
     def system(self, index: int, total: int, system: System, seed: int) -> TrainCallback | None:
-        """Called before a system is trained; returns what follows its training."""
+        """Called before a system is trained; returns the callback of its training."""
         return None
 
     def features(self, done: int, total: int) -> None:
         """Called after every image while features of the scored images are computed."""
 
     def done(self, index: int, total: int, result: RunResult) -> None:
-        """Called after a system is scored, or found to be so."""
+        """Called after a system is scored, or its result is loaded."""
 
 
 class StudyConsole(StudyCallback):
-    """Prints what a comparison is doing.
-
-    Args:
-        console: Where to print.
-    """
+    """Prints the progress of a comparison."""
 
     def __init__(self, console: RichConsole | None = None) -> None:
         self.console = console or RichConsole(stderr=True)
@@ -449,7 +390,7 @@ class StudyConsole(StudyCallback):
         return Bar(self.console, to_resume="give the same command again")
 
     def features(self, done: int, total: int) -> None:
-        """A bar, which goes when it is full."""
+        """A bar, which disappears when it is full."""
         if self._bar is None:
             self._bar = RichProgress(console=self.console, transient=True)
             self._bar.add_task("features of the images to score", total=total)
@@ -472,7 +413,7 @@ class StudyConsole(StudyCallback):
 
 
 def results_table(results: Sequence[RunResult]) -> Table:
-    """What fits into a terminal of the table of a comparison; comparison.md has all of it."""
+    """The columns of the comparison that fit into a terminal; comparison.md has all of them."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     found = table_rows(results)
     for index in TERMINAL_COLUMNS:
