@@ -1,9 +1,4 @@
-"""From files to tensors: data sets, their classes, joint augmentation, batches, and a check.
-
-    open_data("folder:street", "train")     a `SegmentationData`: data[i] is a `Sample` of uint8 arrays
-    as_data(torch_data_set, classes)        the same from a torch data set of (image, mask) pairs
-    augment_sample, collate                 random variations of samples; samples stacked into a `Batch`
-    check_data                              everything that is wrong with a data set, in one pass
+"""From files to tensors: data sets, their classes, augmentation, batches, and a check.
 
 Custom readers are registered with `messagenet.settings.register("data", kind)`; see `messagenet.data.open`.
 """

@@ -2,16 +2,13 @@
 
 With a sample (x, y) of size (H, W), `Augment` draws
 
-    s   scale: (H, W) becomes (round(s·H), round(s·W)), the image bilinearly (anti-aliased when it shrinks), the mask
-        by nearest neighbour, so that no label is invented
+    s   scale: (H, W) becomes (round(s·H), round(s·W)), the image bilinear (anti-aliased), the mask nearest-neighbour
     c   the corner of a crop, uniform over all that fit; smaller samples are padded with the mean colour and void
     m   whether to flip left and right
     b, k, a   factors of brightness, contrast (about the mean) and saturation, each 1 + u with |u| at most its setting
 
 and resizes only the crop. With `paste`, the objects of a second sample are pasted onto the crop (copy-paste, Ghiasi et
-al., arXiv 2012.07177), or half of its classes if there is no background class (ClassMix, Olsson et al., arXiv
-2007.07936).
-
+al., arXiv 2012.07177), or half of its classes without a background class (ClassMix, Olsson et al., arXiv 2007.07936).
 Draws come from `generator(seed, epoch, index)`: augmentation depends neither on the workers nor on the order.
 """
 

@@ -1,10 +1,7 @@
-"""Everything that is wrong with a data set, in one pass, before a training run finds it.
+"""A check of a whole data set in one pass, before training.
 
-`check_data` reads every sample and does not stop at the first issue: unreadable files, ids outside the class list,
-masks of the wrong size, images without masks. It also counts pixels and images per class, because the most common
-mistakes are not errors: a class that never occurs, a foreground saved as 255, which means void.
-
-Issues whose texts differ only in file names and numbers are of one kind, and each kind is listed once.
+It also counts pixels and images per class, because the most common mistakes raise no error: a class that never occurs,
+or a foreground saved as 255, which means void. Issues that differ only in names and numbers are listed once, as a kind.
 """
 
 from __future__ import annotations
@@ -34,35 +31,20 @@ MAX_IDS = 10
 
 @dataclass
 class CheckReport:
-    """What a data set contains and what is wrong with it.
-
-    Attributes:
-        name: The data set's name.
-        classes: Its class list.
-        count: Number of samples.
-        labelled: Number of samples with a readable mask.
-        sizes: Number of images of each (width, height).
-        parts: For a folder, the number of samples for training (`train`) and for validation (`val`).
-        pixels: Number of pixels of each class, (K,).
-        images: Number of masks in which each class occurs, (K,).
-        void_pixels: Number of pixels without a label.
-        unknown_ids: Number of masks in which each id without a class occurs.
-        issues: What to fix, one line each.
-        notes: What is allowed but rarely intended, one line each.
-    """
+    """What a data set contains and what is wrong with it."""
 
     name: str
     classes: Classes
-    count: int
-    labelled: int = 0
-    sizes: Counter[tuple[int, int]] = field(default_factory=Counter)
-    parts: dict[str, int] = field(default_factory=dict)
-    pixels: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
-    images: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    count: int  # of samples
+    labelled: int = 0  # samples with a readable mask
+    sizes: Counter[tuple[int, int]] = field(default_factory=Counter)  # images by (width, height)
+    parts: dict[str, int] = field(default_factory=dict)  # of a folder: samples in `train` and in `val`
+    pixels: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))  # of each class, (K,)
+    images: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))  # masks with each class, (K,)
     void_pixels: int = 0
-    unknown_ids: Counter[int] = field(default_factory=Counter)
-    issues: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+    unknown_ids: Counter[int] = field(default_factory=Counter)  # masks by id without a class
+    issues: list[str] = field(default_factory=list)  # what to fix
+    notes: list[str] = field(default_factory=list)  # what is allowed but rarely intended
 
     @property
     def ok(self) -> bool:
@@ -101,11 +83,7 @@ def _count(count: int, what: str) -> str:
 
 
 def _list_kinds(issues: Sequence[str]) -> list[str]:
-    """The first issue of each kind, with a line that names some of the other files.
-
-    >>> _list_kinds([DataIssue(f"{name} is empty", name) for name in ("a.png", "b.png", "c.png")])
-    ['3 issues of 1 kind (--all lists each one):', '  a.png is empty', '    the same in b.png, c.png']
-    """
+    """The first issue of each kind, with a line that names some of the other files."""
     kinds: dict[str, list[DataIssue]] = {}
     for text in issues:
         issue = text if isinstance(text, DataIssue) else DataIssue(text)

@@ -1,18 +1,13 @@
 """Class lists: a name and a colour for each label id, and the id that means "not labelled".
 
-A mask contains ids 0 … K−1, and `VOID` = 255 where the target is unknown; loss and scores ignore void pixels.
-Colours default to PASCAL VOC's map, which spreads the bits of the id over the high bits of red, green and blue: bit 3j
-of the id becomes bit 7−j of red, bit 3j+1 of green, bit 3j+2 of blue (Everingham et al., VOC devkit,
-`VOClabelcolormap`).
+A mask contains ids 0 … K−1, and `VOID` = 255 where the target is unknown; loss and scores ignore void pixels. Colours
+default to PASCAL VOC's map: bits 3j, 3j+1 and 3j+2 of the id become bit 7−j of red, green and blue (Everingham et al.,
+VOC devkit, `VOClabelcolormap`).
 
-A class list is a text file with one class per line, in the order of the ids,
-
-    background
-    road #804080          or with a colour,
-    sky 70 130 180        in either notation,
-
-or a JSON list of names, or a JSON object `{"road": "#804080"}`, `{"road": [128, 64, 128]}`, `{"0": "road"}` or
-`{"road": 0}`.
+A class list is a JSON list of names, a JSON object `{"road": "#804080"}`, `{"road": [128, 64, 128]}`, `{"0": "road"}`
+or `{"road": 0}`, or text with one `road`, `road #804080` or `road 128 64 128` per line, in the order of the ids. In
+text, blank lines and lines that begin with `#` are skipped. A last entry named `void` is not a class: it sets the
+colour of pixels without a label in painted masks.
 """
 
 from __future__ import annotations
@@ -122,11 +117,7 @@ VOC_CLASSES = Classes(VOC_NAMES)
 
 
 def read_classes(path: str | Path) -> Classes:
-    """Reads a class list: `.json`, or text with one `name`, `name r g b` or `name #rrggbb` per line.
-
-    In text, blank lines and lines that begin with `#` are skipped. A last entry named `void` is not a class: it
-    sets the colour of pixels without a label in painted masks.
-    """
+    """Reads a class list, JSON if the suffix is `.json` and text otherwise; see `messagenet.data.classes`."""
     path = Path(path)
     try:
         text = path.read_text(encoding="utf-8-sig")

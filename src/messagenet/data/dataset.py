@@ -1,11 +1,8 @@
 """The contract of a data set, data sets made from others, and batches.
 
 A data set is a finite map from index to sample: `data[i]` is a `Sample`, an image x of (H, W) pixels with a target
-y ∈ {0 … K−1, 255}^(H×W), and `data.classes` names the K ids. Masks are validated when they are read, so everything
-downstream can rely on them: uint8, the size of the image, every value an id below K or `VOID`.
-
-`Subset`, `ClassSubset` and `ConcatData` select samples, select classes, and concatenate data sets. `collate` stacks
-samples into a `Batch`: images in 0..1, targets as int64, smaller samples padded at the bottom and on the right.
+y ∈ {0 … K−1, 255}^(H×W), and `data.classes` names the K ids. Masks are validated when they are read: uint8, the size of
+the image, every value an id below K or `VOID`.
 """
 
 from __future__ import annotations
@@ -216,14 +213,7 @@ def size_text(pixels: NDArray[Any]) -> str:
 
 
 class DataView(SegmentationData):
-    """A data set made of samples of other data sets.
-
-    Args:
-        name: The name in reports.
-        classes: The classes of the view.
-        sources: For every sample, the data set it comes from and its index there.
-        issues: The issues of those data sets.
-    """
+    """Samples of other data sets: `sources` has, for each of them, its data set and its index there."""
 
     def __init__(
         self, name: str, classes: Classes, sources: Sequence[tuple[SegmentationData, int]], issues: Sequence[str]
@@ -259,13 +249,10 @@ class Subset(DataView):
 
 
 class ClassSubset(DataView):
-    """Some classes of a data set, renumbered in the given order.
+    """The classes `keep` (names or ids) of a data set, renumbered in this order.
 
-    Args:
-        data: The data set.
-        keep: Names or ids of the classes to keep.
-        rest: What the other classes become: `void` excludes them from loss and score; `background` merges them into
-            the class of that name, which is added as id 0 if it is not kept.
+    With `rest="void"`, loss and score ignore the other classes; with "background", they are merged into the class of
+    that name, which is added as id 0 if it is not kept.
     """
 
     def __init__(
@@ -326,10 +313,9 @@ def unique_indices(data: SegmentationData) -> list[int]:
 
 
 def hold_out(ids: Sequence[str], fraction: float = 0.2) -> tuple[list[int], list[int]]:
-    """Indices of the training and the held-out samples, split by a hash of their ids.
+    """Indices of the training and the held-out samples, split by a hash of their ids; neither is empty.
 
-    Adding or removing samples moves no other sample to the other side, and no seed is needed. Neither side is empty:
-    if it would be, the sample nearest to the threshold is moved there.
+    Adding or removing samples moves no other sample to the other side, and no seed is needed.
 
     >>> hold_out(["000", "001", "002", "003", "004", "005", "006", "007"], 0.4)
     ([1, 2, 3, 4, 6], [0, 5, 7])
@@ -381,10 +367,7 @@ def to_tensor(sample: Sample) -> tuple[Tensor, Tensor | None]:
 
 
 def collate(samples: Sequence[Sample]) -> Batch:
-    """Stacks samples, padding to the largest with the mean colour and void.
-
-    A sample without a mask among others that have one counts as void everywhere.
-    """
+    """Stacks samples, padded to the largest with mean colour and void; a missing mask is void if others have one."""
     if not samples:
         raise InputError("an empty batch; give at least one sample")
     sizes = torch.tensor([sample.image.shape[:2] for sample in samples])

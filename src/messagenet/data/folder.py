@@ -4,8 +4,8 @@
     DATA/images/a.jpg …           any image format, sub-folders allowed
     DATA/masks/a.png …            same names: palette, grey (8 or 16 bit) or painted RGB
 
-Splits are sub-folders (`images/train`, `masks/train`), else lists of names (`train.txt`); otherwise a fifth of the
-images is held out as `val` by a hash of their names. Images without masks can be predicted, not scored.
+Splits are sub-folders (`images/train`, `masks/train`), else lists of names (`train.txt`), else a fifth of the images is
+held out as `val` by a hash of their names. Images without masks can be predicted, not scored.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
 """Images and masks, from files to arrays.
 
-Images are read as uint8 RGB (height, width, 3), upright: the EXIF orientation is applied. Greyscale is repeated over
-the channels, 16-bit grey is scaled by 255/65535, CMYK is converted, transparent pixels are composited on white, as in a
-browser, and of an animation the first frame is used.
+Images are read as uint8 RGB (height, width, 3), upright by their EXIF orientation. Greyscale is repeated over the
+channels, 16-bit grey is scaled by 255/65535, CMYK is converted, transparent pixels are composited on white, and of an
+animation the first frame is used.
 
-Masks are read as raw values (height, width): the indices of a palette PNG, the grey values of an 8- or 16-bit image, or
-the ids that a colour table assigns to a painted RGB mask. JPEG masks, unknown colours and transparency raise an error,
-because each of them would silently change labels.
+Masks are read as raw values (height, width): palette indices, 8- or 16-bit grey values, or the ids of RGB colours. JPEG
+masks, unknown colours and transparency raise an error, because each of them would silently change labels.
 """
 
 from __future__ import annotations
@@ -57,14 +56,7 @@ def decode_image(data: bytes, name: str = "the image") -> ImageArray:
 
 
 def decode_mask(data: bytes, name: str = "the mask", colours: Mapping[Colour, int] | None = None) -> RawMask:
-    """Decodes the bytes of a mask file.
-
-    Args:
-        data: The file's content.
-        name: The file's name in errors.
-        colours: The id of each colour in a painted mask. If the colours of all classes are greys, greyscale masks are
-            looked up as well, such as masks with 0 and 255 for two classes.
-    """
+    """Decodes a mask; `colours` has the id of each RGB colour, and of each grey value if all classes are greys."""
     with _decoding(name):
         image = _load(data, name)
         if image.format in LOSSY_FORMATS:
@@ -84,10 +76,7 @@ def decode_mask(data: bytes, name: str = "the mask", colours: Mapping[Colour, in
 
 
 def find_images(paths: Iterable[str | Path]) -> list[Path]:
-    """The image files among files, folders (searched recursively) and globs, sorted, without duplicates.
-
-    A file given by name is included whatever its suffix; folders and globs contribute image files only, none hidden.
-    """
+    """The image files among files (any suffix), folders (recursively) and globs, none hidden; sorted, no duplicates."""
     given = [Path(path).expanduser() for path in paths]
     found: dict[Path, Path] = {}
     for match in (match for path in given for match in _expand(path)):

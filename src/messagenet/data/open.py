@@ -1,17 +1,11 @@
-"""Specifications of data sets, as on the command line and in configuration files.
-
-    KIND:LOCATION    folder:street, voc:VOCdevkit, synthetic:500
-    DIR              a folder whose kind is detected by its layout
+"""Specifications of data sets: `KIND:LOCATION`, such as `synthetic:500`, or a folder whose kind its layout shows.
 
 The kinds are the registered readers, each a class or function of the location. `open_data` passes on those of `split`,
-`classes`, `void_values`, `seed` and `strict` that the reader has a keyword for. A custom reader is one decorated class
-or function:
+`classes`, `void_values`, `seed` and `strict` that the reader has a keyword for. A custom reader:
 
     @register("data", "camvid")
     def open_camvid(location: str, *, split: str = "train", void_values: Sequence[int] = (11,)) -> SegmentationData:
         return PairedFiles(...)
-
-    open_data("camvid:CamVid", split="val")
 """
 
 from __future__ import annotations
@@ -45,9 +39,8 @@ def open_data(
     """Opens a data set.
 
     Args:
-        spec: A specification as above, or an object for `as_data`, to which split, seed and strict do not apply.
-        split: The split; None means all of a folder, and `train` of anything else. `a+b` concatenates two splits,
-            duplicates included.
+        spec: `KIND:LOCATION`, a folder, or an object for `as_data`, to which split, seed and strict do not apply.
+        split: None means all of a folder, and `train` of anything else; `a+b` concatenates, duplicates included.
         classes: Names, their number, a class list or its file, if the data set has no class list.
         void_values: Mask values that mean "not labelled", besides 255.
         keep: Names or ids of the classes to keep. Default: all.

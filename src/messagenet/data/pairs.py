@@ -1,11 +1,10 @@
-"""Torch data sets of (image, mask) pairs as data sets of this package.
+"""Torch data sets, or sequences, of (image, mask) pairs as data sets of this package.
 
     image    PIL image of any mode; uint8 array (H, W, 3); tensor (3, H, W), float in 0..1 or uint8
     mask     PIL image, array or tensor (H, W) or (1, H, W) of integer ids, 255 for void; None where there is no target
 
-`as_data` takes a `torch.utils.data.Dataset` or a sequence. Images become uint8; masks are validated like those of
-files. Samples are named by their index, such as "00012". Subsets of a `SegmentationData`, such as those of
-`torch.utils.data.random_split`, keep its names and classes.
+Images become uint8; masks are validated like those of files. Samples are named by their index, such as "00012"; subsets
+of a `SegmentationData`, such as those of `torch.utils.data.random_split`, keep its names and classes.
 """
 
 from __future__ import annotations

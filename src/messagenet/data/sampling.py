@@ -1,15 +1,12 @@
 """Which samples an epoch contains, and in which order.
 
-A score that averages over classes weights rare classes like common ones. With f_c the share of images that contain
-class c, `balanced_indices` repeats an image in proportion to
+With f_c the share of images that contain class c, `balanced_indices` repeats an image in proportion to
 
     r = max over its classes of (1 / f_c)^power
 
 (repeat factor sampling, Gupta, Dollár & Girshick, LVIS, arXiv 1908.03195, without its threshold). With power 0 every
-image occurs once; with power 1 every class occurs about equally often, and images of rare classes many times.
-
-Every random choice in this package has its own stream, `random_stream(purpose, seed, *key)`, keyed by what is drawn and
-never by when or where. So results do not depend on the order of access, the number of workers or a resumed run.
+image occurs once; with power 1 every class occurs about equally often. Random streams are keyed by what is drawn, so
+results do not depend on access order, number of workers or resuming.
 """
 
 from __future__ import annotations
@@ -39,10 +36,7 @@ def random_stream(purpose: str, seed: int, *key: int) -> np.random.Generator:
 
 
 def balanced_indices(data: SegmentationData, power: float, seed: int = 0) -> list[int]:
-    """The images of an epoch, those of rare classes repeated; reads every mask once.
-
-    Each image occurs at least once. A repeat factor of 2.4 is rounded to 2 or 3 at random.
-    """
+    """The images of an epoch, each at least once, those of rare classes repeated; reads every mask once."""
     indices: list[int] = repeat_indices(repeat_factors(class_presence(data), power), seed).tolist()
     return indices
 

@@ -1,7 +1,6 @@
 """Generated scenes: one data set that needs context, and one that needs smoothing.
 
-`SyntheticScenes` has three bands, sky over land over water, with blobs in them. There are four materials but nine
-classes, so the label depends on the arrangement:
+`SyntheticScenes` has sky over land over water, with blobs: four materials but nine classes, by their arrangement.
 
     material   above the land   on the land   below the land
     blue       sky              ·             water
@@ -9,17 +8,15 @@ classes, so the label depends on the arrangement:
     white      cloud            snow          foam
     red        balloon          house         buoy
 
-Within a row, local appearance carries no information about the column, by construction: every material is a stationary
-random field over the whole canvas (waves with uniformly random phases, a light that is such a wave as well, independent
-noise), and blobs have one distribution of shapes and sizes, all drawn independently of the arrangement. So
-P(patch | sky) = P(patch | water) for every patch inside the material, and likewise for the triples: a network whose
-receptive field is smaller than a blob can only learn the material. The label depends on where the land is. For most
-nodes it is within the relations `above` and `below` (0.4 of the size, see `messagenet.graph`); the others need a second
-iteration. The height of the land varies, so that the position in the image alone is a poor predictor.
+Within a row, local appearance carries no information about the column: every material is a stationary random field
+(waves and light with uniformly random phases, independent noise), and blobs have one distribution of shapes and sizes,
+all drawn independently of the arrangement. So P(patch | sky) = P(patch | water) for every patch inside the material,
+and a network whose receptive field is smaller than a blob can only learn the material. For most nodes the land is
+within the relations `above` and `below` (0.4 of the size, see `messagenet.graph`); the others need a second iteration.
+The height of the land varies, so that the position in the image alone is a poor predictor.
 
-`NoisyScenes` is the opposite: the label is the material, whatever the arrangement, but blotches of false colour, a few
-pixels wide, cover everything. A single cell is often wrong while most of its neighbours are right, and the edges
-between materials remain visible.
+In `NoisyScenes` the label is the material, but blotches of false colour, a few pixels wide, cover everything: a single
+cell is often wrong, most of its neighbours are right, and edges between materials remain visible.
 """
 
 from __future__ import annotations
@@ -159,10 +156,7 @@ def _draw_land(rng: np.random.Generator, axis: Field) -> tuple[Field, Field]:
 
 
 def _place_blobs(rng: np.random.Generator, axis: Field, upper: Field, lower: Field) -> list[Blob]:
-    """Centres for at most one blob of each kind in each band, none touching another or the wrong band.
-
-    Every blob gets the room of the largest possible one, so size and shape stay independent of the band.
-    """
+    """Centres for at most one blob per kind and band, with room for the largest: size is independent of the band."""
     y = axis[:, None]
     near = np.abs(axis[:, None] - axis) <= REACH  # (S, S): columns a blob centred in another can cover
     highest = np.where(near, upper, np.inf).min(1)
@@ -229,18 +223,14 @@ def _draw_materials(rng: np.random.Generator, axis: Field) -> list[Material]:
 
 
 def _waves(rng: np.random.Generator, axis: Field, count: int, cycles: tuple[float, float]) -> Field:
-    """A stationary field of unit variance, √(2/n) Σ sin(2π(u·x + v·y) + φ) with φ uniform, (S, S).
-
-    Frequencies are drawn up to `cycles` (across, down), in every direction. By the addition theorem the sum
-    is a product of two thin matrices.
-    """
+    """A stationary field of unit variance, √(2/n) Σ sin(2π(u·x + v·y) + φ) with φ uniform, u and v within ±`cycles`."""
     frequency = 2 * np.pi * rng.uniform(-1, 1, (2, count)) * np.array(cycles)[:, None]
     phase = rng.uniform(0, 2 * np.pi, count)
     across = frequency[0, :, None] * axis  # (count, S)
     down = frequency[1, :, None] * axis + phase[:, None]
     x = np.concatenate([np.sin(across), np.cos(across)]).astype(np.float32)  # (2 count, S)
     y = np.concatenate([np.cos(down), np.sin(down)]).astype(np.float32)
-    field: Field = np.float32(np.sqrt(2 / count)) * (y.T @ x)
+    field: Field = np.float32(np.sqrt(2 / count)) * (y.T @ x)  # by the addition theorem
     return field
 
 
@@ -258,9 +248,7 @@ _MATERIAL_OF_CLASS = np.array([0, 1, 0, 2, 2, 2, 3, 3, 3], np.uint8)
 
 
 class NoisyScenes(SyntheticScenes):
-    """Synthetic scenes under blotches, labelled by their material.
-
-    `noise` is the standard deviation of the blotches, where 1 is from black to white.
+    """Synthetic scenes under blotches of standard deviation `noise` (1 is black to white), labelled by material.
 
     >>> scene = NoisyScenes(10)[3]
     >>> np.unique(scene.mask).tolist(), scene.name

@@ -4,16 +4,13 @@
     VOC2012/SegmentationClass/ID.png                            palette PNGs, 255 for void
     VOC2012/SegmentationClassAug/ID.png                         masks converted from SBD; official ones take precedence
     VOC2012/ImageSets/Segmentation/{train,val,trainval,trainaug,test}.txt
-
     dataset/img/ID.jpg                                          SBD: 11,355 VOC images
     dataset/cls/ID.mat                                          GTcls.Segmentation, VOC ids, no void
     dataset/{train,val}.txt
 
-The augmented training set of the literature is
+The augmented training set of the literature has VOC's own mask wherever there is one:
 
     train_aug = (VOC train ∪ SBD train ∪ SBD val) − VOC val        10,582 images
-
-with VOC's own mask wherever there is one.
 """
 
 from __future__ import annotations
@@ -39,14 +36,7 @@ SBD_SPLITS = {"train": ("train",), "val": ("val",), "trainval": ("train", "val")
 
 
 class VocData(PairedFiles):
-    """One split of a VOC devkit.
-
-    Args:
-        root: The devkit's `VOC2012` folder, or a folder up to two levels above it.
-        split: The name of a list in `ImageSets/Segmentation`. The samples of `test` have no masks.
-        void_values: Mask values that mean "not labelled", besides 255.
-        classes: Another class list, for custom data in this layout.
-    """
+    """A list of a VOC devkit (`root`, or up to two levels below it); the samples of `test` have no masks."""
 
     def __init__(
         self,

@@ -1,12 +1,7 @@
 """The routes of the explorer, over HTTP.
 
-    POST /segment      image → labels and uncertainty (JSON), or a palette PNG of labels
-    POST /explain      pixel → every message to its node
-    GET  /models  /samples  /samples/{name}  /health  /metrics
-    GET  /             the page; its files, read once from the package, are under /static
-    GET  /openapi.json the schema of the interface; FastAPI's pages for it are off, as they load scripts from elsewhere
-
-Every refusal is JSON with one line, `{"error": …}`.
+Every refusal is JSON with one line, `{"error": …}`. The page's files, read once from the package, are under /static.
+FastAPI's pages for /openapi.json are off, as they load scripts from elsewhere.
 """
 
 from __future__ import annotations

@@ -1,15 +1,8 @@
 """The explorer without HTTP: models, a cache, and a queue for each kind of work.
 
-    decoding     files to uploads
-    inference    uploads to beliefs, batched by model and size
-    rendering    beliefs to maps
-    explaining   beliefs to the messages of one node, which need not wait for any of the others
-
-Uploads and beliefs are cached, least recently used out first. A request that has its upload at hand never depends on
-the cache: what was evicted is computed again.
-
-The C library holds on to free memory between blocks in use. As each request allocates large blocks and leaves small
-ones in the cache, the process would grow far beyond what it uses, so `Trimmer` returns free memory to the system.
+Inference is batched by model and size; explanations wait for no other work. Uploads and beliefs are cached, least
+recently used out first; evicted beliefs are computed again. As the C library keeps free memory between the small blocks
+of the cache, `Trimmer` returns it to the system.
 """
 
 from __future__ import annotations

@@ -5,9 +5,8 @@ A page elsewhere can make a browser send requests to this machine. Two headers, 
     Origin   the page that sends the request; a request with a body must come from the server's own page
     Host     the requested host name; a foreign name that resolves to this machine (DNS rebinding) is refused
 
-Every response has headers that isolate the page from other sites (`SecurityHeaders`). A body is measured and timed
-while it arrives (`BodyLimits`). No handler runs before the headers are complete, after a request was answered before
-its body had arrived, and while a response is not read; `TimeoutProtocol` closes connections that stall there.
+A body is measured and timed while it arrives (`BodyLimits`). Where no handler runs (incomplete headers, a body after
+its answer, a response that is not read), `TimeoutProtocol` closes connections that stall.
 """
 
 from __future__ import annotations
@@ -41,8 +40,7 @@ SECURITY_HEADERS = {
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 OWN_SITES = frozenset({"same-origin", "none"})
 WILDCARDS = frozenset({"", "0.0.0.0", "::"})
-FRAMING_BYTES = 16_384
-"""Room for boundaries and headers between the parts of a form."""
+FRAMING_BYTES = 16_384  # for boundaries and headers between the parts of a form
 _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^\s:/@\[\]]+)(:\d{1,5})?", re.IGNORECASE)
 
 
@@ -66,10 +64,7 @@ class SecurityHeaders:
 
 
 class SameOriginOnly:
-    """Refuses requests for foreign host names, and requests with a body from foreign pages.
-
-    `host` is the address that the server listens on.
-    """
+    """Refuses requests for foreign hosts, and requests with a body from foreign pages; `host` is the bound address."""
 
     def __init__(self, app: ASGIApp, host: str) -> None:
         self.app, self.host = app, host
@@ -174,8 +169,7 @@ class TimeoutProtocol(H11Protocol):
 
 
 def is_own_host(header: str, bound: str) -> bool:
-    """Whether a Host header names this server: loopback, the address it listens on, or any address of the machine
-    if it listens on all. The port is not compared, as it may be forwarded.
+    """Whether a Host header names loopback, the bound address, or any address if bound to all; with any port.
 
     >>> is_own_host("localhost:9000", "127.0.0.1"), is_own_host("evil.example:8765", "127.0.0.1")
     (True, False)

@@ -3,14 +3,11 @@
     t = 0        L⁰_p, the unary message alone ("before messages")
     t = 1 … T    L^t_p = Σ_F β^t_{F→p}; L^T is the model's answer
 
-`trace_beliefs` keeps L⁰ … L^T and the head's features, (T + 1)·N·K + N·r numbers for N nodes, and no messages: those of
-one node follow from the beliefs (`message_passing.inspect`). While it runs, exact cavities hold every single message,
-N·n·K numbers, which grows with the fourth power of the image's side. Where that exceeds the memory allowed, the image
-is reduced first.
-
-`pixel_maps` brings L^t to the pixels as prediction does (bilinear): the label is the largest logit, the uncertainty the
-entropy of their softmax, scaled so that 255 is log K. `explain` is about one pixel: the beliefs of its node after each
-iteration, and every message that the node receives in one of them.
+A trace has L⁰ … L^T and the head's features, (T + 1)·N·K + N·r numbers for N nodes, and no messages: those of one node
+follow from the beliefs (`message_passing.inspect`). During inference, exact cavities need every single message, N·n·K
+numbers, which grows with the fourth power of the image's side. Where that exceeds the memory allowed, the image is
+reduced first. Pixels get L^t as in prediction (bilinear): the label is the largest logit, the uncertainty the entropy
+of their softmax, scaled so that 255 is log K.
 """
 
 from __future__ import annotations
@@ -41,25 +38,17 @@ from messagenet.prediction.predictor import most_probable, resize, scaled_size
 from messagenet.report import entropy
 
 FLOAT_BYTES = 4
-REDUCTION = 0.9
-"""By how much an image is reduced at a time, until its messages fit into memory."""
+REDUCTION = 0.9  # factor on the image size, repeated until the messages fit into memory
 
 
 @dataclass(frozen=True, eq=False)
 class BeliefTrace:
-    """The beliefs of a model about an image.
+    """The beliefs of a model about an image."""
 
-    Attributes:
-        logits: Before messages and after each iteration, (T + 1, K, h, w).
-        features: The head's features of each factor type, (h, w, r); empty for a model without messages.
-        stride: Pixels of the image per node.
-        size: (H, W) of the image.
-    """
-
-    logits: Tensor
-    features: dict[str, Tensor]
-    stride: float
-    size: tuple[int, int]
+    logits: Tensor  # before messages and after each iteration, (T + 1, K, h, w)
+    features: dict[str, Tensor]  # the head's, of each factor type, (h, w, r); empty for a model without messages
+    stride: float  # pixels of the image per node
+    size: tuple[int, int]  # (H, W) of the image
 
     @property
     def nbytes(self) -> int:
@@ -109,10 +98,7 @@ def working_scale(model: ServedModel, size: tuple[int, int], message_bytes: int)
 
 
 def stored_message_bytes(model: ServedModel, size: tuple[float, float]) -> int:
-    """Memory of the single messages that one image of a size (H, W) needs between iterations.
-
-    N·n·K numbers, twice if T > 2; none for T = 1 and without exact cavities.
-    """
+    """Memory of exact cavities between iterations for an image (H, W): N·n·K numbers, twice if T > 2, none if T = 1."""
     head = model.head
     if head is None or head.cavity == "none":
         return 0
@@ -128,19 +114,12 @@ def stored_message_bytes(model: ServedModel, size: tuple[float, float]) -> int:
 
 @dataclass(frozen=True, eq=False)
 class PixelMaps:
-    """Labels and uncertainty of all pixels after an iteration.
+    """Labels and uncertainty of all pixels after an iteration."""
 
-    Attributes:
-        labels: The most probable class, (H, W).
-        entropy: From 0 (certain) to 255 (uniform over all classes), (H, W).
-        shares: The share of pixels of each class.
-        changed: The share of pixels whose label differs from the previous iteration.
-    """
-
-    labels: LabelArray
-    entropy: ImageArray
-    shares: list[float]
-    changed: float
+    labels: LabelArray  # (H, W)
+    entropy: ImageArray  # from 0 (certain) to 255 (uniform over all classes), (H, W)
+    shares: list[float]  # of pixels of each class
+    changed: float  # share of pixels whose label differs from the previous iteration
 
 
 def pixel_maps(trace: BeliefTrace) -> Iterator[PixelMaps]:

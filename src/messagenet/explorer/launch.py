@@ -27,8 +27,7 @@ from messagenet.explorer.models import ServedModel, load_models, open_samples
 
 BACKLOG = 128
 SHUTDOWN_SECONDS = 5
-PRIMITIVE_CACHE = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "128")
-"""oneDNN caches compiled convolutions, one for every layer and image size: about 100 MiB with its default of 1024."""
+PRIMITIVE_CACHE = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "128")  # the default, 1024, takes about 100 MiB
 
 
 def run(folders: Sequence[Path], host: str, port: int, samples: Path | None, open_browser: bool) -> None:

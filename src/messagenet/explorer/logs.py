@@ -1,8 +1,4 @@
-"""A line of JSON for every request, and metrics for Prometheus.
-
-A handler that fails is logged with its traceback and answered with 500. Metrics have a registry of their own. Their
-labels take few values, whatever clients send: an unknown path or method counts as "other" or "any".
-"""
+"""JSON log lines and Prometheus metrics of requests. Unknown paths and methods share a label, so labels stay few."""
 
 from __future__ import annotations
 

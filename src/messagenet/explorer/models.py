@@ -1,7 +1,4 @@
-"""What the explorer offers: models under ids, and sample images under names.
-
-Only samples that were listed at the start are served, and of those none that leads out of its folder by then.
-"""
+"""Models by id, and sample images by name: those listed at the start, if they do not lead out of their folder."""
 
 from __future__ import annotations
 
@@ -23,12 +20,8 @@ from messagenet.models import SegmentationModel
 from messagenet.report import png_bytes
 from messagenet.settings import KIND
 
-CHECKPOINT_FOLDERS = ("best", "last")
-"""Folders inside a run's folder, whose name is then the model's id."""
-
-DEMO_MODELS = (Path("demo/messages/best"), Path("demo/unary/best"))
-"""Where `messagenet demo` saves its models, relative to the working directory."""
-
+CHECKPOINT_FOLDERS = ("best", "last")  # inside a run's folder, whose name is then the model's id
+DEMO_MODELS = (Path("demo/messages/best"), Path("demo/unary/best"))  # of `messagenet demo` in this folder
 IMAGE_TYPES = {
     ".gif": "image/gif",
     ".jpeg": "image/jpeg",

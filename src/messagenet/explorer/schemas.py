@@ -8,8 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 
 from messagenet.graph.relations import Form
 
-PixelBox = tuple[float, float, float, float]
-"""x0, y0, x1, y1 in pixels of the image."""
+PixelBox = tuple[float, float, float, float]  # x0, y0, x1, y1 in pixels of the image
 
 
 class ErrorResponse(BaseModel):
@@ -93,7 +92,6 @@ class ExplainRequest(BaseModel):
     """A pixel to explain."""
 
     model_config = ConfigDict(extra="forbid")
-
     key: str = Field(max_length=64, description="The key of an image sent before.")
     model: str | None = Field(None, max_length=1000, description="Default: the first model.")
     x: FiniteFloat = Field(description="Pixels from the left edge.")
@@ -155,5 +153,4 @@ _PROPERTIES = {
     "iteration": {"type": "integer", "description": "The iteration of a PNG's labels; JSON has all. Default: T."},
 }
 _FORM = {"multipart/form-data": {"schema": {"type": "object", "properties": _PROPERTIES}}}
-SEGMENT_FORM: dict[str, Any] = {"requestBody": {"required": True, "content": _FORM}}
-"""The body of `POST /segment`, a form that the route reads by itself."""
+SEGMENT_FORM: dict[str, Any] = {"requestBody": {"required": True, "content": _FORM}}  # the route parses it

@@ -1,10 +1,7 @@
 """From an uploaded file to checked RGB pixels, and the form that carries it.
 
-The file's name and declared type are ignored: it is decoded as one of `FORMATS`, or refused. The size comes from the
-header, so an image with too many pixels is refused before any memory is allocated for them. The result is that of
-`messagenet.data.read_image`, reduced if its longer side exceeds the limit.
-
-The form of `POST /segment` has either a file or the key of one sent before, and a few short fields.
+The file's name and declared type are ignored: it is decoded as one of `FORMATS`, or refused. Too many pixels, by the
+header, are refused before memory is allocated. Pixels are those of `messagenet.data.read_image`, reduced to the limit.
 """
 
 from __future__ import annotations
@@ -32,15 +29,10 @@ FIELDS = ("image", "key", "model", "iteration")
 
 @dataclass(frozen=True, eq=False)
 class Upload:
-    """A decoded image.
+    """A decoded image."""
 
-    Attributes:
-        key: A hash of the file, by which later requests refer to it.
-        pixels: Upright RGB, (H, W, 3).
-    """
-
-    key: str
-    pixels: ImageArray
+    key: str  # hash of the file, by which later requests refer to it
+    pixels: ImageArray  # upright RGB, (H, W, 3)
 
     @property
     def size(self) -> tuple[int, int]:

@@ -1,8 +1,4 @@
-"""A bounded queue with one thread that takes jobs in groups.
-
-The job that has waited longest is always next, so none starves; jobs of its group behind it join it, up to the group's
-size. A full queue refuses at once instead of falling behind.
-"""
+"""A bounded queue with one thread. The oldest job is next, with others of its group; a full queue refuses at once."""
 
 from __future__ import annotations
 
@@ -30,18 +26,12 @@ class Group(NamedTuple):
 
 
 class WorkQueue(Generic[Item, Output]):
-    """A bounded queue and the thread that serves it.
+    """A queue of at most `waiting` jobs and its thread; `work` maps the items of a group to results in the same order.
 
     >>> queue = WorkQueue("double", lambda items: [2 * item for item in items])
     >>> queue.submit(21).result()
     42
     >>> queue.close()
-
-    Args:
-        name: Of the thread.
-        work: Maps the items of a group to their results, in the same order.
-        waiting: How many jobs may wait.
-        group: The group of an item. Default: each by itself.
     """
 
     def __init__(
@@ -50,7 +40,7 @@ class WorkQueue(Generic[Item, Output]):
         work: Callable[[Sequence[Item]], Sequence[Output]],
         *,
         waiting: int = 64,
-        group: Callable[[Item], Group] = lambda _: Group(None, 1),
+        group: Callable[[Item], Group] = lambda _: Group(None, 1),  # each by itself
     ) -> None:
         self.name = name
         self._work, self._max_waiting, self._group = work, waiting, group
