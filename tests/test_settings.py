@@ -470,3 +470,13 @@ def test_registered_classes_can_be_sent():
     head = messagenet.models.UnaryHead(4, 3, hidden=5)
     again = pickle.loads(pickle.dumps(head))
     assert again.config == head.config == {"kind": "unary", "hidden": 5}
+
+
+def test_a_later_kind_keeps_options_that_were_set_before():
+    either = ({"model.head.hidden": 8, "model.head": "unary"}, {"model.head": "unary", "model.head.hidden": 8})
+    assert [nested(values) for values in either] == [{"model": {"head": {"kind": "unary", "hidden": 8}}}] * 2
+
+
+def test_a_bound_refuses_what_is_not_a_number():
+    with pytest.raises(InputError, match="lr is nan; give at least 0"):
+        at_least(0, lr=float("nan"))

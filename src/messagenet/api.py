@@ -64,9 +64,13 @@ def train(
         resume: Continue an interrupted run in the same folder.
         progress: What follows the run, such as a `Bar`.
     """
-    named = data is None or isinstance(data, str)
+    named = data is None or isinstance(data, str | Path)
+    if named and val is not None:
+        raise InputError("val goes with a torch data set; with a data set by name, set data.val_split")
+    if not named and (keep is not None or rest is not None):
+        raise InputError("keep and rest go with a data set by name; give a torch data set with these classes alone")
     chosen = choose_config(
-        data=data if named else None,
+        data=str(data) if named and data is not None else None,
         preset=preset or (None if named or config or resume else "finetune"),
         file=config,
         system=system,
@@ -74,11 +78,11 @@ def train(
         run_folder=out if resume else None,
         classes=classes if named else None,
         void_values=void_values,
-        keep=keep if named else None,
+        keep=keep,
         rest=rest,
         epochs=epochs,
     )
-    sets = None if named else _torch_sets(data, val, classes, tuple(void_values or ()))
+    sets = None if named else _torch_sets(data, val, classes, chosen.data.void_values)
     return train_run(chosen, out, resume=resume, progress=progress, data=sets)
 
 

@@ -165,7 +165,7 @@ def kinds(group: str) -> tuple[str, ...]:
 def find(group: str, kind: str, path: str = "") -> Callable[..., Any]:
     """The class or function that was registered under a kind."""
     known = _REGISTRY.get(group, {})
-    if kind not in known:
+    if not isinstance(kind, str) or kind not in known:
         raise InputError(f'there is no {group} "{kind}": {nearest(str(kind), known)}' + (f" ({path})" if path else ""))
     return known[kind]
 
@@ -193,7 +193,7 @@ def component(group: str, spec: str | Spec, base: Spec | None = None, path: str 
         if name == KIND:
             continue
         if name not in known:
-            raise InputError(f'there is no setting "{path}.{name}" for {kind}: {nearest(name, known)}')
+            raise InputError(f'there is no setting "{path}.{name}" for {kind}: {nearest(str(name), known)}')
         values[name] = plain(convert(value, known[name].type, f"{path}.{name}"))
     return {KIND: kind, **values}
 
@@ -274,6 +274,9 @@ def nested(values: Mapping[str, Any]) -> dict[str, Any]:
             if not isinstance(inner, dict):
                 raise InputError(f'"{path}" goes into {each}, which another setting has replaced by {inner!r}')
             section = inner
+        before = section.get(name)
+        if isinstance(before, dict) and isinstance(value, str | dict):  # a later kind keeps what was set before
+            value = {**before, **({KIND: value} if isinstance(value, str) else value)}
         section[name] = value
     return found
 
@@ -296,7 +299,7 @@ def flat(value: Any, path: str = "") -> dict[str, Any]:
 
 def _suggestion(base: Any, key: str, path: str) -> str:
     names = [f"{path}.{name}" if path else name for name in options(type(base))]
-    elsewhere = [] if path else [full for full in flat(base) if full.rpartition(".")[2] == key]
+    elsewhere = [full for full in flat(base, path) if full.rpartition(".")[2] == key]
     return f'did you mean "{elsewhere[0]}"?' if elsewhere else nearest(f"{path}.{key}" if path else key, names)
 
 
@@ -408,14 +411,14 @@ def _wanted(hint: Any) -> str:
 def at_least(minimum: float, **settings: float) -> None:
     """Refuses settings below a bound, by name."""
     for name, value in settings.items():
-        if value < minimum:
+        if not value >= minimum:
             raise InputError(f"{name} is {value}; give at least {minimum}")
 
 
 def at_most(maximum: float, **settings: float) -> None:
     """Refuses settings above a bound, by name."""
     for name, value in settings.items():
-        if value > maximum:
+        if not value <= maximum:
             raise InputError(f"{name} is {value}; give at most {maximum}")
 
 

@@ -419,3 +419,36 @@ def test_bands_agree_with_the_whole(refined_net, image) -> None:
 def test_refuses_to_refine_nothing() -> None:
     with pytest.raises(InputError, match="at least one"):
         Refinement(pixels=0)
+
+
+def test_a_pil_image_is_read_as_its_file_is(tmp_path):
+    predictor = Predictor(MessageNet("tiny", 3, hidden=8))
+    pixels = np.random.default_rng(0).integers(0, 256, (30, 45, 3), np.uint8)
+    exif = Image.Exif()
+    exif[0x0112] = 6  # turned by a quarter
+    Image.fromarray(pixels).save(tmp_path / "turned.png", exif=exif)
+    with Image.open(tmp_path / "turned.png") as image:
+        assert predictor.labels(image).shape == (45, 30)
+        assert np.array_equal(predictor.labels(image), predictor.labels(tmp_path / "turned.png"))
+
+
+def test_a_head_that_is_replaced_is_used():
+    model = MessageNet("tiny", 3, hidden=8)
+    predictor, image = Predictor(model), np.zeros((30, 45, 3), np.uint8)
+    predictor.labels(image)
+    model.head = MessageNet("tiny", 3, hidden=8).eval().head
+    torch.testing.assert_close(predictor.marginals(image), Predictor(model).marginals(image))
+
+
+@pytest.mark.parametrize("kind", ["deeplab_crf", "crf_rnn"])
+def test_dense_crfs_predict_batches_in_threads(kind):
+    model = SegmentationModel("tiny", 9, {"kind": kind, "hidden": 8})
+    images = list(np.random.default_rng(0).integers(0, 256, (3, 96, 96, 3), np.uint8))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        together = Predictor(model).node_logits(images)
+    finally:
+        torch.set_num_threads(threads)
+    for logits, image in zip(together, images, strict=True):
+        torch.testing.assert_close(logits, Predictor(model).node_logits([image])[0], rtol=1e-4, atol=1e-4)

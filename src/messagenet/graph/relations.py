@@ -178,6 +178,7 @@ class Relation:
                 ) from error
         if not isinstance(given, str):
             raise InputError(f"relation {given!r} is neither a word nor settings; write it as surrounding:0.4")
+        given = " ".join(given.split())  # an error is one line
         name, equals, rest = given.rpartition("=")
         shape, *parts = (part.strip() for part in rest.split(":"))
         if shape not in SHAPES:

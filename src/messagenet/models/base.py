@@ -190,15 +190,14 @@ class SegmentationModel(nn.Module):
         return neck
 
     def _build_head(self, head: str | Spec | nn.Module) -> nn.Module:
+        num_classes = self.input.classes.num_classes
         if isinstance(head, nn.Module):
+            if getattr(head, "num_classes", num_classes) != num_classes:
+                raise InputError(f"the head has {head.num_classes} classes, the model {num_classes}; give it as many")
             return head
         source: Any = self._first_backbone if self.neck is None else self.neck
         channels = level_channels(source, self._levels) if self._levels else source.channels
-        given = {
-            "in_channels": channels,
-            "num_classes": self.input.classes.num_classes,
-            "feature_stride": self.feature_stride,
-        }
+        given = {"in_channels": channels, "num_classes": num_classes, "feature_stride": self.feature_stride}
         built: nn.Module = build("head", head, path="head", **given)
         return built
 

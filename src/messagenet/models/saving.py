@@ -102,7 +102,10 @@ def read_config(folder: Path) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise InputError(f"{path} does not describe a model; save the model again")
     if config.get("format", MODEL_FORMAT) != MODEL_FORMAT:
-        raise InputError(f"{path} has format {config['format']}, this version reads {MODEL_FORMAT}; update messagenet")
+        raise InputError(
+            f"{path} has format {config['format']}, this version reads {MODEL_FORMAT}; train it again, or update "
+            "messagenet"
+        )
     _check_keys(str(path), {STORED: None, **config}, ("format", "model", "input", STORED))
     if config.get(STORED) not in (None, HALF):
         raise InputError(f"{path}: parameters are stored as {config[STORED]!r}; this version reads {HALF!r}")

@@ -29,11 +29,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 from torch import Tensor, nn
 from torch.nn import functional
 
-from messagenet.data.images import ImageArray, read_image
+from messagenet.data.images import ImageArray, read_image, to_rgb
 from messagenet.errors import InputError
 from messagenet.geometry import Features, bilinear_sample, node_centres, pixel_strips, pixel_to_node
 from messagenet.inference.dense import DEEPLAB, DenseGraph, DenseMeanField, Kernel
@@ -259,6 +259,7 @@ class Predictor:
         state = _state(self.model.backbones) + _state(self.model.neck or nn.Identity())
         if self._fused is None or state != self._fused_state:
             self._fused, self._fused_state = _fuse_convolutions(self.model), state
+        self._fused.head = self.model.head  # which may have been replaced
         return self._fused
 
     def __getstate__(self) -> dict[str, Any]:
@@ -302,7 +303,7 @@ def as_array(image: AnyImage) -> ImageArray:
     if isinstance(image, str | Path):
         return read_image(image)
     if isinstance(image, Image.Image):
-        return np.asarray(image.convert("RGB"))
+        return to_rgb(ImageOps.exif_transpose(image), "the image")
     return check_image(image)
 
 

@@ -40,7 +40,8 @@ class System:
 
 
 def _head(name: str, label: str, loss: str = "cross_entropy", **options: Any) -> System:
-    return System(name, {"model.head": {KIND: name, **options}, "loss": loss}, label)
+    settings = {"model.head": {KIND: name, **options}, "loss": loss, "run.method": "gradient"}
+    return System(name, settings, label)
 
 
 def _crf(name: str, label: str, loss: str, inference: str = "mean_field") -> System:

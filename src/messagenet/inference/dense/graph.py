@@ -106,8 +106,10 @@ Filters = tuple[tuple[Filter, ...], ...]  # by image, by kernel
 def for_each_image(work: Callable[[int], None], batch: Tensor) -> None:
     """Calls `work` with the index of every image, without gradients; large batches run in as many threads as torch."""
 
+    mode = torch.inference_mode if torch.is_inference_mode_enabled() else torch.no_grad
+
     def work_without_grad(image: int) -> None:
-        with torch.no_grad():  # the mode belongs to a thread
+        with mode():  # it belongs to a thread
             work(image)
 
     threads = min(torch.get_num_threads(), len(batch)) if batch.numel() > WORTH_A_THREAD else 1
