@@ -189,6 +189,8 @@ def evaluate_models(
         report: Where to write a self-contained HTML report.
         progress: Called with (name of the model, images done, images in all).
     """
+    if not models:
+        raise InputError("there is no model to score; give at least one")
     named: Mapping[str, Model]
     if isinstance(models, Mapping):
         named = models

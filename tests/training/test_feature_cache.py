@@ -18,7 +18,7 @@ from messagenet.geometry import node_targets
 from messagenet.models import InputSpec, MessageNet
 from messagenet.training import TrainResult
 from messagenet.training.build import DataSets
-from messagenet.training.feature_cache import CacheSettings, FeatureCache, collate_features
+from messagenet.training.feature_cache import CacheSettings, FeatureCache, _Versions, collate_features
 from messagenet.training.progress import read_log
 
 Run = Callable[..., TrainResult]
@@ -171,3 +171,10 @@ def test_smaller_entries_are_padded(net: MessageNet, tmp_path: Path) -> None:
     assert batch.target is not None
     assert (batch.target[0, 48:] == VOID).all()
     assert (batch.features[0, :, :, 12:] == 0).all()
+
+
+def test_an_image_is_cached_at_the_size_that_training_sees() -> None:
+    data = SyntheticScenes(2, size=48)
+    settings = CacheSettings(Augment(longest_side=24))
+    assert _Versions(data, settings)[0, 1].image.shape == (24, 24, 3)
+    assert _Versions(data, CacheSettings(Augment()))[0, 1].image.tobytes() == data[1].image.tobytes()

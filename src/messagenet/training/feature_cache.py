@@ -197,9 +197,10 @@ class _Versions(Dataset[Sample]):
 
     def __getitem__(self, key: tuple[int, int]) -> Sample:
         version, index = key
-        if version == 0:
-            return self.data[index]
         rng = generator(self.settings.seed, version, index)
+        if version == 0:
+            reduced = None if self.settings.working_size else self.settings.augment.longest_side
+            return Augment(longest_side=reduced)(self.data[index], rng)
         return augment_sample(self.data, index, self.settings.augment, rng)
 
 
@@ -233,7 +234,7 @@ def _describe(model: SegmentationModel, data: SegmentationData, settings: CacheS
         "versions": settings.versions,
         "augment": [plain(settings.augment), settings.seed] if settings.versions > 1 else None,
         "precision": settings.precision,
-        "longest_side": model.input.longest_side if settings.working_size else None,
+        "longest_side": model.input.longest_side if settings.working_size else settings.augment.longest_side,
     }
 
 
