@@ -17,7 +17,7 @@ from messagenet.message_passing import relu_sum, use_backend
 from messagenet.message_passing.fused_sum import BACKENDS, backend_for, member_box, windowed_gradients, windowed_total
 
 
-def by_definition(receiver, sender, offsets):
+def by_definition(receiver, sender, offsets, gate=None):
     images, height, width, channels = receiver.shape
     rows = []
     for y in range(height):
@@ -25,7 +25,8 @@ def by_definition(receiver, sender, offsets):
             total = torch.zeros(images, channels, dtype=receiver.dtype)
             for dy, dx in offsets:
                 if 0 <= y + dy < height and 0 <= x + dx < width:
-                    total = total + torch.clamp(receiver[:, y, x] + sender[:, y + dy, x + dx], min=0)
+                    active = torch.clamp(receiver[:, y, x] + sender[:, y + dy, x + dx], min=0)
+                    total = total + (active if gate is None else active * gate[:, y + dy, x + dx])
             rows.append(total)
     return torch.stack(rows, 1).reshape(receiver.shape)
 
@@ -35,9 +36,10 @@ def random_offsets():
     return st.lists(offset, min_size=1, max_size=14, unique=True).map(tuple)
 
 
-def sums(receiver, sender, offsets, weights):
-    total = relu_sum(receiver, sender, offsets)
-    return total, *torch.autograd.grad((total * weights).sum(), (receiver, sender))
+def sums(inputs, offsets, weights):
+    receiver, sender, *gate = inputs
+    total = relu_sum(receiver, sender, offsets, *gate)
+    return total, *torch.autograd.grad((total * weights).sum(), inputs)
 
 
 @settings(max_examples=60, deadline=None)
@@ -45,20 +47,22 @@ def sums(receiver, sender, offsets, weights):
     offsets=random_offsets(),
     shape=st.tuples(st.integers(1, 2), st.integers(1, 7), st.integers(1, 7), st.integers(1, 9)),
     seed=st.integers(0, 2**31),
+    gated=st.booleans(),
 )
-def test_backends_equal_the_definition(offsets, shape, seed):
+def test_backends_equal_the_definition(offsets, shape, seed, gated):
     torch.manual_seed(seed)
-    receiver, sender, weights = (torch.randn(shape, dtype=torch.float64) for _ in range(3))
-    receiver.requires_grad_()
-    sender.requires_grad_()
-    expected = by_definition(receiver, sender, offsets) + 0 * (receiver + sender)
-    gradients = torch.autograd.grad((expected * weights).sum(), (receiver, sender))
+    weights, *inputs = (torch.randn(shape, dtype=torch.float64) for _ in range(4 if gated else 3))
+    for values in inputs:
+        values.requires_grad_()
+    receiver, sender, *gate = inputs
+    expected = by_definition(receiver, sender, offsets, *gate) + 0 * sum(inputs)
+    gradients = torch.autograd.grad((expected * weights).sum(), inputs)
     for backend in ("numba", "loop"):
         with use_backend(backend):
-            for value, right in zip(sums(receiver, sender, offsets, weights), (expected, *gradients), strict=True):
+            for value, right in zip(sums(inputs, offsets, weights), (expected, *gradients), strict=True):
                 torch.testing.assert_close(value, right, rtol=1e-12, atol=1e-12)
     box, member = member_box(offsets, *sender.shape[1:3], sender.dtype, sender.device)
-    detached = receiver.detach(), sender.detach()
+    detached = [*(values.detach() for values in inputs), None][:3]
     torch.testing.assert_close(windowed_total(*detached, box, member), expected.detach())
     for value, right in zip(windowed_gradients(weights, *detached, box, member), gradients, strict=True):
         torch.testing.assert_close(value, right)
@@ -69,14 +73,15 @@ def test_compiled_backend_gives_the_same_values():
     cases = [(surrounding(cells=5), (1, 9, 9, 16)), (above(cells=3), (2, 7, 11, 16)), (below(cells=2), (1, 8, 5, 16))]
     for relation, shape in cases:
         offsets = relation.offsets_on(*shape[1:3])
-        receiver, sender, weights = (torch.randn(shape) for _ in range(3))
-        receiver.requires_grad_()
-        sender.requires_grad_()
-        expected = sums(receiver, sender, offsets, weights)
-        with use_backend("windowed"), warnings.catch_warnings():
-            warnings.simplefilter("error", RuntimeWarning)  # a failure to compile would fall back to the loop
-            for value, right in zip(sums(receiver, sender, offsets, weights), expected, strict=True):
-                torch.testing.assert_close(value, right, rtol=1e-4, atol=1e-4)
+        for tensors in (2, 3):
+            weights, *inputs = (torch.randn(shape) for _ in range(1 + tensors))
+            for values in inputs:
+                values.requires_grad_()
+            expected = sums(inputs, offsets, weights)
+            with use_backend("windowed"), warnings.catch_warnings():
+                warnings.simplefilter("error", RuntimeWarning)  # a failure to compile would fall back to the loop
+                for value, right in zip(sums(inputs, offsets, weights), expected, strict=True):
+                    torch.testing.assert_close(value, right, rtol=1e-4, atol=1e-4)
 
 
 def test_masked_senders_add_nothing_and_get_no_gradient():
@@ -86,15 +91,22 @@ def test_masked_senders_add_nothing_and_get_no_gradient():
     offsets = four_neighbours().offsets_on(4, 4)
     for backend in ("numba", "loop"):
         with use_backend(backend):
-            total, _, to_sender = sums(receiver, sender, offsets, torch.ones(1, 4, 4, 3))
+            total, _, to_sender = sums([receiver, sender], offsets, torch.ones(1, 4, 4, 3))
+            gate = torch.randn(1, 4, 4, 3, dtype=torch.float64, requires_grad=True)
+            gated = sums([receiver, sender, gate], offsets, torch.ones(1, 4, 4, 3))
         assert total.isfinite().all()
         assert (to_sender[:, :, 1] == 0).all()
+        assert all(values.isfinite().all() for values in gated)
+        assert (gated[2][:, :, 1] == 0).all()
+        assert (gated[3][:, :, 1] == 0).all()
 
 
 def test_operator_passes_torchs_own_checks():
-    arguments = [torch.randn(2, 3, 4, 5, dtype=torch.float64, requires_grad=True) for _ in range(2)]
-    torch.library.opcheck(torch.ops.messagenet.relu_sum, (*arguments, [-1, 0, 0, 0, 1, 1]))
-    assert torch.autograd.gradcheck(lambda p, q: relu_sum(p, q, ((0, 1), (-1, 0))), arguments)
+    arguments = [torch.randn(2, 3, 4, 5, dtype=torch.float64, requires_grad=True) for _ in range(3)]
+    torch.library.opcheck(torch.ops.messagenet.relu_sum, (*arguments[:2], [-1, 0, 0, 0, 1, 1]))
+    torch.library.opcheck(torch.ops.messagenet.gated_relu_sum, (*arguments, [-1, 0, 0, 0, 1, 1]))
+    assert torch.autograd.gradcheck(lambda p, q: relu_sum(p, q, ((0, 1), (-1, 0))), arguments[:2])
+    assert torch.autograd.gradcheck(lambda p, q, r: relu_sum(p, q, ((0, 1), (-1, 0)), r), arguments)
 
 
 def test_half_precision_is_summed_in_single():

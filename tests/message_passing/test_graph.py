@@ -60,7 +60,7 @@ def random_scopes(dice: random.Random, kind: FactorType, kind_of: list[str]) -> 
     cavity=st.sampled_from(["factor", "none"]),
     initial=st.sampled_from(["zero", "unary"]),
     aggregation=st.sampled_from(["sum", "mean", "fixed", "sqrt"]),
-    dependent=st.sampled_from(["sum", "mean", "concat"]),
+    dependent=st.sampled_from(["sum", "mean", "concat", "gate"]),
     chunk=st.sampled_from([1, 3, None]),
 )
 def test_equals_definition_in_values_and_gradients(

@@ -46,7 +46,7 @@ def heads():
         cavity=st.sampled_from(["factor", "none"]),
         initial=st.sampled_from(["zero", "unary"]),
         aggregation=st.sampled_from(["sum", "mean", "fixed", "sqrt"]),
-        dependent=st.sampled_from(["sum", "mean"]),
+        dependent=st.sampled_from(["sum", "mean", "gate"]),
         in_channels=st.integers(1, 3),
         hidden=st.integers(1, 5),
         num_classes=st.integers(2, 4),
@@ -378,6 +378,9 @@ class Recorder(TorchDispatchMode):
         ({}, {"relu_sum": 3}),
         ({"iterations": 3, "cavity": "none"}, {"relu_sum": 9}),
         ({"initial": "unary"}, {"relu_sum": 3}),
+        ({"initial": "unary", "dependent": "gate"}, {"gated_relu_sum": 3}),
+        ({"iterations": 3, "cavity": "none", "dependent": "gate"}, {"gated_relu_sum": 9}),
+        ({"iterations": 2, "dependent": "gate"}, {"pass_edges keep": 3, "pass_edges sum": 3}),
         ({"iterations": 3}, {"pass_edges keep": 6, "pass_edges sum": 3}),
         ({"iterations": 2, "tied": False}, {"pass_edges keep": 3, "pass_edges sum": 3}),
     ],
@@ -394,7 +397,7 @@ def test_the_cheapest_operators_are_taken(options, expected):
     assert counts == expected
     assert recorder.operators.keys() - expected.keys() == backward
     neighbours = max(len(relation.offsets_on(15, 15)) for relation in head.relations)
-    if "relu_sum" in expected:
+    if "pass_edges keep" not in expected:
         assert recorder.largest <= nodes * max(hidden, classes) < nodes * neighbours
     else:
         assert recorder.largest <= nodes * neighbours * classes

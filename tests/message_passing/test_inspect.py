@@ -19,6 +19,8 @@ SETTINGS = {
     "no cavities": {"iterations": 3, "cavity": "none", "aggregation": "sqrt"},
     "from the unary": {"iterations": 3, "initial": "unary", "aggregation": "sum"},
     "mean of boxes": {"iterations": 2, "dependent": "mean"},
+    "gate": {"iterations": 3, "dependent": "gate", "initial": "unary"},
+    "gate, no cavities": {"iterations": 2, "dependent": "gate", "cavity": "none"},
 }
 RELATIONS = [
     surrounding(cells=3),
@@ -141,6 +143,8 @@ GRIDS = [
     ([surrounding(cells=3), surrounding(cells=3, form="box", name="box")], {"iterations": 2}),
     ([below(cells=2, form="box")], {"iterations": 3, "dependent": "mean"}),
     ([Relation("arrow", offsets=[(0, 2), (1, 1)])], {"iterations": 2}),
+    ([surrounding(cells=3), above(cells=2), below(cells=2)], {"iterations": 3, "dependent": "gate"}),
+    ([left(cells=1), surrounding(cells=3, form="box")], {"iterations": 2, "dependent": "gate", "initial": "unary"}),
 ]
 
 

@@ -11,10 +11,13 @@ import torch
 from torch import Tensor
 
 
-def concatenated(estimator, parts: list[Tensor]) -> Tensor:
-    layers = [estimator.receiver, estimator.sender, estimator.dependent, estimator.factor]
+def concatenated(estimator, parts: list[Tensor], gate: Tensor | None = None) -> Tensor:
+    dependent = estimator.dependent if gate is None else None
+    layers = [estimator.receiver, estimator.sender, dependent, estimator.factor]
     weight = torch.cat([layer.weight for layer in layers if layer is not None], 1)
     hidden = torch.clamp(weight @ torch.cat(parts) + estimator.receiver.bias, min=0)
+    if gate is not None:
+        hidden = hidden * (1 + estimator.dependent.weight @ gate)
     return estimator.output.weight @ hidden + estimator.output.bias
 
 
@@ -23,7 +26,7 @@ def joined(incoming: list[Tensor], kinds: list[str], dependent: str) -> Tensor:
         return torch.cat(incoming)
     by_kind = {kind: [m for m, k in zip(incoming, kinds, strict=True) if k == kind] for kind in dict.fromkeys(kinds)}
     return torch.cat(
-        [sum(group[1:], start=group[0]) / (len(group) if dependent == "mean" else 1) for group in by_kind.values()]
+        [sum(group[1:], start=group[0]) / (1 if dependent == "sum" else len(group)) for group in by_kind.values()]
     )
 
 
@@ -71,18 +74,26 @@ def naive_graph_logits(
             for position in receiving(name, scope):
                 others = [j for j in range(len(scope)) if j != position]
                 parts = [features[scope[position]], torch.stack([features[scope[j]] for j in others]).mean(0)]
+                gate = None
                 if head.iterations > 1 or head.initial == "unary":
                     incoming = []
                     for j in others:
                         q = scope[j]
                         skip = i if head.cavity == "factor" else None
                         kept = [m for (f, k), m in messages.items() if factors[f][2][k] == q and f != skip]
-                        incoming.append(torch.log_softmax(sum(kept, start=alone[q]), 0))
-                    parts.append(joined(incoming, [kind_of[scope[j]] for j in others], head.dependent))
+                        belief = torch.log_softmax(sum(kept, start=alone[q]), 0)
+                        if head.dependent == "gate":
+                            belief = len(belief) ** 0.5 * (belief.exp() - 1 / len(belief))
+                        incoming.append(belief)
+                    d = joined(incoming, [kind_of[scope[j]] for j in others], head.dependent)
+                    if head.dependent == "gate":
+                        gate = d
+                    else:
+                        parts.append(d)
                 if name in factor_features:
                     parts.append(factor_features[name][index])
                 estimator = stage[name][estimator_index(name, scope, position)]
-                fresh[i, position] = scale(name, scope, position) * concatenated(estimator, parts)
+                fresh[i, position] = scale(name, scope, position) * concatenated(estimator, parts, gate)
         messages, alone = fresh, unary(step)
         logits = list(alone)
         for (i, position), message in messages.items():

@@ -4,6 +4,8 @@ Nothing is shared with the library but the parameters. It builds a list of facto
 touches and the nodes it sends to, concatenates the inputs of the estimator, and follows the equations
 
     β_{F→p} = C2([f_p ; mean_{q∈F\\p} f_q ; d_pF]),  d_pF = Σ_{q∈F\\p} logsoftmax(Σ_{F'∈F_q\\F} β_{F'→q})
+
+A gate multiplies the hidden units of [f_p ; mean f_q] by 1 + D d, d = mean_q √K (softmax(Σ β_{F'→q}) − 1/K).
 """
 
 from __future__ import annotations
@@ -44,10 +46,12 @@ def factors_of(height: int, width: int, relations, family: dict[str, str | None]
     return list(found.values())
 
 
-def concatenated(estimator, parts: list[Tensor]) -> Tensor:
-    layers = [estimator.receiver, estimator.sender, estimator.dependent]
+def concatenated(estimator, parts: list[Tensor], gate: Tensor | None = None) -> Tensor:
+    layers = [estimator.receiver, estimator.sender, estimator.dependent if gate is None else None]
     weight = torch.cat([layer.weight for layer in layers if layer is not None], 1)
     hidden = torch.clamp(weight @ torch.cat(parts) + estimator.receiver.bias, min=0)
+    if gate is not None:
+        hidden = hidden * (1 + estimator.dependent.weight @ gate)
     return estimator.output.weight @ hidden + estimator.output.bias
 
 
@@ -80,7 +84,7 @@ def naive_logits(head: MessagePassing, features: Tensor, family: dict[str, str |
         for i, f in enumerate(factors):
             for p, name in f.sends.items():
                 others = sorted(f.scope - {p})
-                parts = [features[:, p[0], p[1]]]
+                parts, gate = [features[:, p[0], p[1]]], None
                 if others:
                     parts.append(torch.stack([features[:, y, x] for y, x in others]).mean(0))
                 if others and (head.iterations > 1 or head.initial == "unary"):
@@ -88,11 +92,18 @@ def naive_logits(head: MessagePassing, features: Tensor, family: dict[str, str |
                     for q in others:
                         skip = i if head.cavity == "factor" else None
                         cavity = sum((m for j, m in received[q] if j != skip), start=zero)
-                        dependent = dependent + torch.log_softmax(cavity, 0)
-                    if head.dependent == "mean":
+                        if head.dependent == "gate":
+                            classes = len(cavity)
+                            dependent = dependent + classes**0.5 * (torch.softmax(cavity, 0) - 1 / classes)
+                        else:
+                            dependent = dependent + torch.log_softmax(cavity, 0)
+                    if head.dependent != "sum":
                         dependent = dependent / len(others)
-                    parts.append(dependent)
-                fresh[i, p] = scale(name, p) * concatenated(stage[name], parts)
+                    if head.dependent == "gate":
+                        gate = dependent
+                    else:
+                        parts.append(dependent)
+                fresh[i, p] = scale(name, p) * concatenated(stage[name], parts, gate)
         messages = fresh
 
     logits = torch.stack([sum((m for (_, q), m in messages.items() if q == p), start=zero) for p in nodes], 1)

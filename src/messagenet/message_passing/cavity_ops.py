@@ -6,6 +6,8 @@ On a grid, the message of slot (o, p) comes from q = p + o and depends on what q
     t_pF    = P_p + Q_q + D d_pF
     β_{F→p} = c_p m_q (W₂ relu(t_pF) + b₂)             c: the aggregation's scale, m_q: 0 for padding, else 1
 
+A gate takes d = √K (softmax(L_q − β_{F→q}) − 1/K) and replaces relu(t) by relu(P_p + Q_q) ⊙ (1 + D d).
+
 On a graph, slot s has receiver p, senders q_1 … q_n (n = order − 1) with incoming messages in rows h_1 … h_n, and
 inputs x_s of its own:
 
@@ -13,14 +15,17 @@ inputs x_s of its own:
     t_s = P_p + 1/n Σ_j Q_{q_j} + D d_s + C x_s
     β_s = c_p (W₂ relu(t_s) + b₂)
 
+and a gate likewise replaces relu(t) by relu(t − D d) ⊙ (1 + D d).
+
 With an output layer, `pass_edges` and `pass_slots` return every β, which the next iteration needs for its cavities.
-Without one, in the last iteration, they return S_p = Σ relu(t) over the slots of p and leave W₂ to the caller. The
-hidden units relu(t) exist for one offset, or one chunk of slots, at a time, and are recomputed in the backward pass, so
-T iterations store T · slots · K + slots · |x| + O(nodes · hidden) numbers.
+Without one, in the last iteration, they return S_p, the sum of the hidden units over the slots of p, and leave W₂ to
+the caller. Hidden units exist for one offset, or one chunk of slots, at a time, and are recomputed in the backward
+pass, so T iterations store T · slots · K + slots · |x| + O(nodes · hidden) numbers.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -29,8 +34,9 @@ from torch import Tensor
 
 from messagenet.graph import Offset, Window, window
 from messagenet.graph.typed import Slots
+from messagenet.message_passing.estimator import dependent_input
 from messagenet.message_passing.factor_types import Columns
-from messagenet.message_passing.fused_sum import accumulation_dtype, register_operator
+from messagenet.message_passing.fused_sum import register_operator, to_common_dtype
 
 
 class OutputLayer(NamedTuple):
@@ -46,8 +52,9 @@ class Cavity(NamedTuple):
 
     weight: Tensor  # D, (hidden, K)
     logits: Tensor  # L, (B, H, W, K)
-    reverse: Tensor  # the mirror relation's messages, (B, n, H, W, K)
+    reverse: Tensor  # the mirror relation's messages, (B, n, H, W, K); empty before there are any
     reverse_index: Sequence[int]  # of each offset: the reverse offset in the mirror relation
+    gated: bool = False  # whether d multiplies the hidden units
 
 
 class DependentInput(NamedTuple):
@@ -57,6 +64,7 @@ class DependentInput(NamedTuple):
     rows: Tensor  # each sender's row of `incoming`, (slots, order − 1)
     columns: Columns  # how the rows are joined into d
     weight: Tensor  # D, (hidden, columns)
+    gated: bool = False  # whether d multiplies the hidden units
 
 
 class FactorInput(NamedTuple):
@@ -84,9 +92,10 @@ def pass_edges(
     if output is not None:
         exists = receiver.new_ones(shape) if mask is None else mask[..., 0]
         last = [output.weight, output.bias, output.scale[..., 0].expand(shape), exists]
-    tensors = _to_common_dtype(receiver, sender, *cavity[:3], *last)
+    tensors = to_common_dtype(receiver, sender, *cavity[:3], *last)
     flat = [component for offset in offsets for component in offset]
-    out: Tensor = torch.ops.messagenet.pass_edges(*tensors, cavity.reverse_index, flat, output is not None)
+    settings = cavity.reverse_index, flat, cavity.gated, output is not None
+    out: Tensor = torch.ops.messagenet.pass_edges(*tensors, *settings)
     return out.to(receiver.dtype)
 
 
@@ -104,20 +113,17 @@ def pass_slots(
 ) -> Tensor:
     """Every message, (slots, K), or without an output layer S, (variables, hidden)."""
     absent = receiver.new_empty(0)
-    incoming, rows, columns, weight = dependent or DependentInput(absent, slots.senders, Columns((), (), (), 0), absent)
+    none = DependentInput(absent, slots.senders, Columns((), (), (), 0), absent)
+    incoming, rows, columns, weight, gated = dependent or none
     out: Tensor = torch.ops.messagenet.pass_slots(
-        *_to_common_dtype(receiver, sender, incoming, weight, *(factor or [absent] * 2), *(output or [absent] * 3)),
+        *to_common_dtype(receiver, sender, incoming, weight, *(factor or [absent] * 2), *(output or [absent] * 3)),
         *(slots.receivers, slots.senders, rows),
         *(list(columns.starts), list(columns.sizes), list(columns.weights)),
         chunk or max(1, HIDDEN_AT_ONCE // max(1, receiver.shape[1])),
+        gated,
         output is not None,
     )
     return out.to(receiver.dtype)
-
-
-def _to_common_dtype(*tensors: Tensor) -> list[Tensor]:
-    dtype = accumulation_dtype(*tensors)
-    return [values.to(dtype) for values in tensors]
 
 
 def _zeros(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -136,6 +142,7 @@ class _Edges(NamedTuple):  # the arguments of `pass_edges`, flat
     mask: Tensor
     reverse_index: Sequence[int]
     offsets: Sequence[int]
+    gated: bool
     keep: bool
 
     def shape(self) -> Sequence[int]:
@@ -148,14 +155,19 @@ class _Edges(NamedTuple):  # the arguments of `pass_edges`, flat
             if (w := window(self.receiver.shape[1:3], offset)) is not None:
                 yield index, w
 
-    def hidden(self, index: int, w: Window) -> tuple[Tensor, Tensor | None]:
-        """t and, with a cavity, d for one offset: (B, h, w, hidden) and (B, h, w, K)."""
+    def hidden(self, index: int, w: Window) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """relu(t), with a cavity d, and the gate if there is one, for one offset: (B, h, w, hidden), K for d."""
         total = self.receiver[w.receivers] + self.sender[w.senders]
         if not self.reverse_index:
-            return total, None
-        reverse = self.reverse[:, self.reverse_index[index]][w.senders]
-        dependent = torch.log_softmax(self.logits[w.senders] - reverse, -1)
-        return total + dependent @ self.cavity_weight.T, dependent
+            return total.relu_(), None, None
+        cavity = self.logits[w.senders]
+        if self.reverse.numel():
+            cavity = cavity - self.reverse[:, self.reverse_index[index]][w.senders]
+        dependent = dependent_input(cavity, self.gated)
+        product = dependent @ self.cavity_weight.T
+        if self.gated:
+            return total.relu_(), dependent, product.add_(1)
+        return total.add_(product).relu_(), dependent, None
 
     def message_weight(self, w: Window) -> Tensor:
         """c_p m_q, (B, h, w, 1)."""
@@ -164,7 +176,8 @@ class _Edges(NamedTuple):  # the arguments of `pass_edges`, flat
     def forward(self) -> Tensor:
         out = self.receiver.new_zeros(self.shape())
         for index, w in self.windows():
-            hidden = self.hidden(index, w)[0].relu_()
+            hidden, _, gate = self.hidden(index, w)
+            hidden = hidden if gate is None else hidden.mul_(gate)
             if self.keep:
                 out[:, index][w.receivers] = (hidden @ self.weight.T + self.bias) * self.message_weight(w)
             else:
@@ -175,23 +188,34 @@ class _Edges(NamedTuple):  # the arguments of `pass_edges`, flat
         gradients = _zeros(self[:7])
         d_receiver, d_sender, d_cavity, d_logits, d_reverse, d_weight, d_bias = gradients
         for index, w in self.windows():
-            hidden, dependent = self.hidden(index, w)
+            active, dependent, gate = self.hidden(index, w)
+            hidden = active if gate is None else active * gate
             if self.keep:
                 d_message = grad[:, index][w.receivers] * self.message_weight(w)
-                d_weight += d_message.flatten(0, 2).T @ hidden.relu().flatten(0, 2)
+                d_weight += d_message.flatten(0, 2).T @ hidden.flatten(0, 2)
                 d_bias += d_message.sum((0, 1, 2))
-                d_hidden = (d_message @ self.weight) * (hidden > 0)
+                d_hidden = d_message @ self.weight
             else:
-                d_hidden = grad[w.receivers] * (hidden > 0)
-            d_receiver[w.receivers] += d_hidden
-            d_sender[w.senders] += d_hidden
+                d_hidden = grad[w.receivers]
+            d_total = (d_hidden if gate is None else d_hidden * gate) * (active > 0)
+            d_receiver[w.receivers] += d_total
+            d_sender[w.senders] += d_total
             if dependent is not None:
-                d_cavity += d_hidden.flatten(0, 2).T @ dependent.flatten(0, 2)
-                d_dependent = d_hidden @ self.cavity_weight
-                d_normalised = d_dependent - dependent.exp() * d_dependent.sum(-1, keepdim=True)
+                d_product = d_total if gate is None else d_hidden * active
+                d_cavity += d_product.flatten(0, 2).T @ dependent.flatten(0, 2)
+                d_normalised = self.through_softmax(d_product @ self.cavity_weight, dependent)
                 d_logits[w.senders] += d_normalised
-                d_reverse[:, self.reverse_index[index]][w.senders] -= d_normalised
+                if self.reverse.numel():
+                    d_reverse[:, self.reverse_index[index]][w.senders] -= d_normalised
         return gradients
+
+    def through_softmax(self, grad: Tensor, dependent: Tensor) -> Tensor:
+        """The gradient for L − β from that for d."""
+        if not self.gated:
+            return grad - dependent.exp() * grad.sum(-1, keepdim=True)
+        root = math.sqrt(dependent.shape[-1])
+        probabilities = dependent / root + 1 / dependent.shape[-1]
+        return root * probabilities * (grad - (probabilities * grad).sum(-1, keepdim=True))
 
 
 class _Slots(NamedTuple):  # the arguments of `pass_slots`, flat
@@ -211,6 +235,7 @@ class _Slots(NamedTuple):  # the arguments of `pass_slots`, flat
     sizes: Sequence[int]
     weights: Sequence[float]
     chunk: int
+    gated: bool
     keep: bool
 
     def shape(self) -> Sequence[int]:
@@ -232,23 +257,27 @@ class _Slots(NamedTuple):  # the arguments of `pass_slots`, flat
             total[:, start : start + size].add_(message, alpha=weight)
         return total
 
-    def hidden(self, part: slice, dependent: Tensor | None) -> Tensor:
-        """t of a chunk, (slots, hidden)."""
+    def hidden(self, part: slice, dependent: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """relu(t) of a chunk, and the gate if there is one, (slots, hidden)."""
         total = self.receiver.index_select(0, self.receivers[part])
         others = self.senders.shape[1]
         for j in range(others):
             total.add_(self.sender.index_select(0, self.senders[part, j]), alpha=1 / others)
-        if dependent is not None:
-            total.addmm_(dependent, self.dependent_weight.T)
         if self.factor.numel():
             total.addmm_(self.factor[part], self.factor_weight.T)
-        return total
+        if dependent is not None and self.gated:
+            return total.relu_(), (dependent @ self.dependent_weight.T).add_(1)
+        if dependent is not None:
+            total.addmm_(dependent, self.dependent_weight.T)
+        return total.relu_(), None
 
     def forward(self) -> Tensor:
         out = self.receiver.new_zeros(self.shape())
         with torch.autocast(out.device.type, enabled=False):
             for part in self.chunks():
-                active, to = self.hidden(part, self.dependent(part)).relu_(), self.receivers[part]
+                (active, gate), to = self.hidden(part, self.dependent(part)), self.receivers[part]
+                if gate is not None:
+                    active *= gate
                 if self.keep:
                     torch.addmm(self.bias, active, self.weight.T, out=out[part])
                     out[part] *= self.scale.index_select(0, to).unsqueeze(1)
@@ -267,27 +296,29 @@ class _Slots(NamedTuple):  # the arguments of `pass_slots`, flat
         for part in self.chunks():
             to = self.receivers[part]
             dependent = self.dependent(part)
-            active = self.hidden(part, dependent).relu_()
+            active, gate = self.hidden(part, dependent)
             if self.keep:
                 d_message = grad[part] * self.scale.index_select(0, to).unsqueeze(1)
-                d_weight.addmm_(d_message.T, active)
+                d_weight.addmm_(d_message.T, active if gate is None else active * gate)
                 d_bias += d_message.sum(0)
-                d_active = d_message @ self.weight
+                d_hidden = d_message @ self.weight
             else:
-                d_active = grad.index_select(0, to)
-            d_hidden = torch.ops.aten.threshold_backward(d_active, active, 0)
-            d_receiver.index_add_(0, to, d_hidden)
+                d_hidden = grad.index_select(0, to)
+            d_active = d_hidden if gate is None else d_hidden * gate
+            d_total = torch.ops.aten.threshold_backward(d_active, active, 0)
+            d_receiver.index_add_(0, to, d_total)
             for j in range(others):
-                d_sender.index_add_(0, self.senders[part, j], d_hidden, alpha=1 / others)
+                d_sender.index_add_(0, self.senders[part, j], d_total, alpha=1 / others)
             if dependent is not None:
-                d_dependent_weight.addmm_(d_hidden.T, dependent)
-                d_dependent = d_hidden @ self.dependent_weight
+                d_product = d_total if gate is None else d_hidden * active
+                d_dependent_weight.addmm_(d_product.T, dependent)
+                d_dependent = d_product @ self.dependent_weight
                 for j, (start, size) in enumerate(zip(self.starts, self.sizes, strict=True)):
                     d_message = d_dependent[:, start : start + size]
                     d_incoming[:, :size].index_add_(0, self.rows[part, j], d_message, alpha=self.weights[j])
             if self.factor.numel():
-                d_factor_weight.addmm_(d_hidden.T, self.factor[part])
-                torch.mm(d_hidden, self.factor_weight, out=d_factor[part])
+                d_factor_weight.addmm_(d_total.T, self.factor[part])
+                torch.mm(d_total, self.factor_weight, out=d_factor[part])
         return gradients
 
 

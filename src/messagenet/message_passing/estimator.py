@@ -12,6 +12,14 @@ where d takes L and β from the previous iteration. M_F has K outputs whatever t
 K^order entries. The first layer is stored in parts, so A f and B f are computed once per node, never per edge. x holds
 the factor's features and, where potentials are known, its computed message. A unary factor has A f_p + b alone.
 
+With dependent "gate", the senders' beliefs multiply the hidden units instead of being added to them:
+
+    β_{F→p} = c_p ( W₂ [ relu( A f_p + B mean f_q + C x_pF + b ) ⊙ (1 + D d_pF) ] + b₂ )
+    d_pF    = mean_{q∈F\p} √K ( softmax( L_q − β_{F→q} ) − 1/K )             likewise L_q with cavity "none"
+
+A mean-field update with a K×K potential of low rank is a special case: hidden units that do not depend on features.
+Beliefs that say nothing (uniform) give d = 0 and the message of one iteration.
+
 A message includes the scale c of the aggregation, so messages always sum to the logits L:
 
     sum    c = 1              mean   c = 1 / n_p           n_p: messages of this type that reach node p
@@ -39,7 +47,7 @@ from messagenet.errors import InputError, nearest
 Aggregation = Literal["fixed", "sum", "mean", "sqrt"]
 CavityMode = Literal["factor", "none"]
 Initial = Literal["zero", "unary"]
-Dependent = Literal["sum", "mean"]
+Dependent = Literal["sum", "mean", "gate"]
 NodeFeatures = Tensor | Mapping[str, Tensor]
 """One tensor for all factor types, or one for each by name."""
 
@@ -56,6 +64,7 @@ class MessageEstimator(nn.Module):
         has_sender: bool = True,  # False for the unary factor
         dependent_channels: int = 0,  # length of d; 0 if messages of the previous iteration are not an input
         factor_channels: int = 0,  # length of x
+        gated: bool = False,  # whether d multiplies the hidden units
         zero_init: bool = False,  # start with zero messages, to be added to computed ones
     ) -> None:
         super().__init__()
@@ -64,15 +73,21 @@ class MessageEstimator(nn.Module):
         self.dependent = nn.Linear(dependent_channels, hidden, bias=False) if dependent_channels else None
         self.factor = nn.Linear(factor_channels, hidden, bias=False) if factor_channels else None
         self.output = nn.Linear(hidden, num_classes)
-        self.zero_init = zero_init
+        self.gated, self.zero_init = gated, zero_init
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """He initialisation of the first layer, as if its parts were one matrix on the concatenation."""
-        parts = [part for part in (self.receiver, self.sender, self.dependent, self.factor) if part is not None]
+        """He initialisation of the first layer, as if its parts were one matrix on the concatenation.
+
+        A gate starts from PyTorch's own initialisation of a linear layer.
+        """
+        added = None if self.gated else self.dependent
+        parts = [part for part in (self.receiver, self.sender, added, self.factor) if part is not None]
         std = math.sqrt(2 / sum(part.in_features for part in parts))
         for part in parts:
             nn.init.normal_(part.weight, std=std)
+        if self.gated and self.dependent is not None:
+            self.dependent.reset_parameters()
         nn.init.zeros_(self.receiver.bias)
         nn.init.normal_(self.output.weight, std=0 if self.zero_init else 1 / math.sqrt(self.output.in_features))
         nn.init.zeros_(self.output.bias)
@@ -86,11 +101,27 @@ class MessageEstimator(nn.Module):
     ) -> Tensor:
         """Messages (…, K), unscaled, from f_p (…, r), the mean of f_q (…, r), d and x with equal leading axes."""
         hidden = self.receiver(receiver)
-        for layer, values in ((self.sender, sender), (self.dependent, dependent), (self.factor, factor)):
+        added = None if self.gated else dependent
+        for layer, values in ((self.sender, sender), (self.dependent, added), (self.factor, factor)):
             if layer is not None and values is not None:
                 hidden = hidden + layer(values)
-        message: Tensor = self.output(torch.relu(hidden))
+        active = torch.relu(hidden)
+        if self.gated and self.dependent is not None and dependent is not None:
+            active = active * (1 + self.dependent(dependent))
+        message: Tensor = self.output(active)
         return message
+
+
+def dependent_input(logits: Tensor, gated: bool = False) -> Tensor:
+    """What a sender's belief or cavity (…, K) adds to d: log-probabilities, or for a gate √K (probabilities − 1/K).
+
+    >>> dependent_input(torch.tensor([0.0, 0.0]), gated=True)
+    tensor([0., 0.])
+    """
+    if not gated:
+        return torch.log_softmax(logits, -1)
+    classes = logits.shape[-1]
+    return math.sqrt(classes) * (torch.softmax(logits, -1) - 1 / classes)
 
 
 def message_scale(aggregation: Aggregation, count: Tensor, degree: float) -> Tensor:
@@ -198,6 +229,7 @@ class IterativeHead(nn.Module, Generic[ContextT]):
     iterations: int
     tied: bool
     initial: Initial
+    dependent: Any  # a literal of the subclass
     estimators: nn.ModuleList  # one set for all iterations if tied, else one per iteration
 
     @property
@@ -229,6 +261,11 @@ class IterativeHead(nn.Module, Generic[ContextT]):
     def has_dependent(self) -> bool:
         """Whether any iteration sees messages that carry information."""
         return self.iterations > 1 or self.initial == "unary"
+
+    @property
+    def gated(self) -> bool:
+        """Whether senders' beliefs multiply the hidden units."""
+        return bool(self.dependent == "gate")
 
     def stage(self, iteration: int) -> Mapping[str, Any]:
         """The estimators of an iteration, by factor type."""

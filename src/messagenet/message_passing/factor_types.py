@@ -6,8 +6,9 @@ with K classes of their own; the dependent input d then has one set of columns f
 
     sum, mean   d = Σ_j or mean_j of β_{q_j→F}, over the senders of each variable type
     concat      d = [ β_{q_1→F} ; β_{q_2→F} ; … ] in the order of positions
+    gate        d = mean_j of √K (exp β_{q_j→F} − 1/K), over the senders of each variable type
 
-For pairwise factors all three are the same.
+For pairwise factors the first three are the same.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from torch import Tensor
 from messagenet.errors import InputError, nearest
 from messagenet.graph.typed import TypedGraph
 
-GraphDependent = Literal["sum", "mean", "concat"]
+GraphDependent = Literal["sum", "mean", "concat", "gate"]
 SINGLE_TYPE = "variable"  # the type of all variables where no types are named
 
 
@@ -145,7 +146,7 @@ def columns(
     return Columns(
         starts=tuple(start[key] for key in keys),
         sizes=tuple(num_classes[each] for each in types),
-        weights=tuple(1 / types.count(each) if dependent == "mean" else 1.0 for each in types),
+        weights=tuple(1 / types.count(each) if dependent in ("mean", "gate") else 1.0 for each in types),
         width=width,
     )
 

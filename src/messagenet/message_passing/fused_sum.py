@@ -6,11 +6,16 @@ A two-layer estimator on [receiver; sender] features splits in its first layer a
     Σ_q [W₂ relu(P_p + Q_q) + b₂] = W₂ S_p + n_p b₂,     S_p = Σ_{o ∈ O} relu(P_p + Q_{p+o})
 
 and no tensor over edges exists. Nodes outside the map are not summed, nor is padding, where Q = −∞: relu(P − ∞) = 0.
-`relu_sum` computes S for P, Q (B, H, W, C) as one registered operator. Its exact gradient recomputes the signs of
-P + Q, so it stores nothing but its inputs and composes with `torch.compile` and `torch.export`:
+Where senders gate the hidden units, each term is multiplied by the sender's R_q. `relu_sum` computes
 
-    dP_p = G_p · #{o ∈ O : P_p + Q_{p+o} > 0}
-    dQ_q = Σ_{o ∈ O} G_{q−o} · 1[P_{q−o} + Q_q > 0]
+    S_p = Σ_{o ∈ O} relu(P_p + Q_{p+o}) ⊙ R_{p+o}                                R = 1 without a gate
+
+for P, Q, R (B, H, W, C) as one registered operator. Its exact gradient recomputes P + Q, so it stores nothing but its
+inputs and composes with `torch.compile` and `torch.export`. With A_{pq} = 1[P_p + Q_q > 0]:
+
+    dP_p = G_p Σ_{o ∈ O} A_{p,p+o} R_{p+o}
+    dQ_q = R_q Σ_{o ∈ O} A_{q−o,q} G_{q−o}
+    dR_q = Σ_{o ∈ O} relu(P_{q−o} + Q_q) G_{q−o}
 
 | backend  | for                | extra memory | compiles                              |
 |----------|--------------------|--------------|---------------------------------------|
@@ -62,17 +67,18 @@ def cached(function: Callable[P, R]) -> Callable[P, R]:
     return call
 
 
-def relu_sum(receiver: Tensor, sender: Tensor, offsets: Offsets) -> Tensor:
+def relu_sum(receiver: Tensor, sender: Tensor, offsets: Offsets, gate: Tensor | None = None) -> Tensor:
     """S_p = Σ_{o ∈ offsets} relu(receiver_p + sender_{p+o}) over the senders inside the map; all (B, H, W, C).
 
-    Half-precision inputs are summed in float32.
+    With a `gate`, (B, H, W, C), each term is multiplied by its sender's. Half precision is summed in float32.
 
     >>> ones = torch.ones(1, 2, 2, 1)
     >>> relu_sum(ones, ones, ((0, 1), (1, 0))).flatten().tolist()      # right and below neighbours
     [4.0, 2.0, 2.0, 0.0]
     """
-    dtype = accumulation_dtype(receiver, sender)
-    total: Tensor = torch.ops.messagenet.relu_sum(receiver.to(dtype), sender.to(dtype), as_runs(offsets))
+    given = (receiver, sender) if gate is None else (receiver, sender, gate)
+    operator = torch.ops.messagenet.relu_sum if gate is None else torch.ops.messagenet.gated_relu_sum
+    total: Tensor = operator(*to_common_dtype(*given), as_runs(offsets))
     return total.to(receiver.dtype)
 
 
@@ -157,31 +163,39 @@ def box_sum(values: Tensor, offsets: Offsets) -> Tensor:
 
 
 class Backend(NamedTuple):
-    """The fused sum and its gradients: `total(P, Q, offsets)`, `gradients(G, P, Q, offsets)` → dP, dQ."""
+    """The fused sum, `total(P, Q, R, offsets)`, and its gradients, `gradients(G, P, Q, R, offsets)` → dP, dQ[, dR].
 
-    total: Callable[[Tensor, Tensor, Offsets], Tensor]
-    gradients: Callable[[Tensor, Tensor, Tensor, Offsets], tuple[Tensor, Tensor]]
+    R is None without a gate.
+    """
+
+    total: Callable[[Tensor, Tensor, Tensor | None, Offsets], Tensor]
+    gradients: Callable[[Tensor, Tensor, Tensor, Tensor | None, Offsets], tuple[Tensor, ...]]
 
 
-def loop_total(receiver: Tensor, sender: Tensor, offsets: Offsets) -> Tensor:
+def loop_total(receiver: Tensor, sender: Tensor, gate: Tensor | None, offsets: Offsets) -> Tensor:
     """S by a loop over offsets: the definition."""
     total = torch.zeros_like(receiver)
     for offset in offsets:
         if (w := window(receiver.shape[1:3], offset)) is not None:
-            total[w.receivers] += torch.relu(receiver[w.receivers] + sender[w.senders])
+            active = torch.relu(receiver[w.receivers] + sender[w.senders])
+            total[w.receivers] += active if gate is None else active * gate[w.senders]
     return total
 
 
-def loop_gradients(grad: Tensor, receiver: Tensor, sender: Tensor, offsets: Offsets) -> tuple[Tensor, Tensor]:
-    """dP and dQ by a loop over offsets; the signs are recomputed."""
-    to_receiver, to_sender = torch.zeros_like(receiver), torch.zeros_like(sender)
+def loop_gradients(
+    grad: Tensor, receiver: Tensor, sender: Tensor, gate: Tensor | None, offsets: Offsets
+) -> tuple[Tensor, ...]:
+    """dP, dQ and, with a gate, dR by a loop over offsets; P + Q is recomputed."""
+    gradients = [torch.zeros_like(receiver) for _ in range(2 if gate is None else 3)]
     for offset in offsets:
         if (w := window(receiver.shape[1:3], offset)) is not None:
-            active = receiver[w.receivers] + sender[w.senders] > 0
-            part = grad[w.receivers] * active
-            to_receiver[w.receivers] += part
-            to_sender[w.senders] += part
-    return to_receiver, to_sender
+            total, upstream = receiver[w.receivers] + sender[w.senders], grad[w.receivers]
+            part = (upstream if gate is None else upstream * gate[w.senders]) * (total > 0)
+            gradients[0][w.receivers] += part
+            gradients[1][w.senders] += part
+            if gate is not None:
+                gradients[2][w.senders] += upstream * torch.relu(total)
+    return tuple(gradients)
 
 
 def _shifted(values: Tensor, box: Bounds, fill: float) -> Tensor:
@@ -195,21 +209,26 @@ def _shifted(values: Tensor, box: Bounds, fill: float) -> Tensor:
     return padded.unfold(1, bottom - top + 1, 1).unfold(2, right - left + 1, 1)
 
 
-def windowed_total(receiver: Tensor, sender: Tensor, box: Bounds, member: Tensor) -> Tensor:
+def windowed_total(receiver: Tensor, sender: Tensor, gate: Tensor | None, box: Bounds, member: Tensor) -> Tensor:
     """S as one expression; `member` is 0 at the offsets of the box that count and −∞ at the others."""
-    return torch.relu(receiver[..., None, None] + (_shifted(sender, box, -torch.inf) + member)).sum((-1, -2))
+    active = torch.relu(receiver[..., None, None] + (_shifted(sender, box, -torch.inf) + member))
+    return (active if gate is None else active * _shifted(gate, box, 0.0)).sum((-1, -2))
 
 
 def windowed_gradients(
-    grad: Tensor, receiver: Tensor, sender: Tensor, box: Bounds, member: Tensor
-) -> tuple[Tensor, Tensor]:
-    """dP and dQ as two such expressions, the second over the negated offsets."""
+    grad: Tensor, receiver: Tensor, sender: Tensor, gate: Tensor | None, box: Bounds, member: Tensor
+) -> tuple[Tensor, ...]:
+    """dP, dQ and, with a gate, dR as such expressions, the last two over the negated offsets."""
     active = receiver[..., None, None] + (_shifted(sender, box, -torch.inf) + member) > 0
     top, bottom, left, right = box
     back = (-bottom, -top, -right, -left)
-    senders_active = sender[..., None, None] + (_shifted(receiver, back, -torch.inf) + member.flip(0, 1)) > 0
-    to_sender = torch.where(senders_active, _shifted(grad, back, 0.0), 0.0).sum((-1, -2))
-    return grad * active.sum((-1, -2)), to_sender
+    total = sender[..., None, None] + (_shifted(receiver, back, -torch.inf) + member.flip(0, 1))
+    upstream = _shifted(grad, back, 0.0)
+    to_sender = torch.where(total > 0, upstream, 0.0).sum((-1, -2))
+    if gate is None:
+        return grad * active.sum((-1, -2)), to_sender
+    to_receiver = torch.where(active, _shifted(gate, box, 0.0), 0.0).sum((-1, -2))
+    return grad * to_receiver, gate * to_sender, (torch.relu(total) * upstream).sum((-1, -2))
 
 
 @lru_cache(maxsize=256)
@@ -237,8 +256,8 @@ def _compile_or_loop(windowed: Callable[..., R], loop: Callable[..., R]) -> Call
         *tensors, offsets = arguments
         if not _uncompilable:
             try:
-                sender = tensors[-1]
-                return compiled()(*tensors, *member_box(offsets, *sender.shape[1:3], sender.dtype, sender.device))
+                like = tensors[0]
+                return compiled()(*tensors, *member_box(offsets, *like.shape[1:3], like.dtype, like.device))
             except torch.OutOfMemoryError:
                 raise
             except Exception as error:
@@ -296,16 +315,23 @@ def _accumulate(mode: str, here: Tensor, there: Tensor, weights: Tensor, offsets
     return out
 
 
-def numba_total(receiver: Tensor, sender: Tensor, offsets: Offsets) -> Tensor:
+def numba_total(receiver: Tensor, sender: Tensor, gate: Tensor | None, offsets: Offsets) -> Tensor:
     """S by the Numba kernel."""
-    return _accumulate("RELU", receiver, sender, sender, offsets)
+    if gate is None:
+        return _accumulate("RELU", receiver, sender, sender, offsets)
+    return _accumulate("GATED_RELU", receiver, sender, gate, offsets)
 
 
-def numba_gradients(grad: Tensor, receiver: Tensor, sender: Tensor, offsets: Offsets) -> tuple[Tensor, Tensor]:
-    """dP and dQ by the Numba kernel."""
+def numba_gradients(
+    grad: Tensor, receiver: Tensor, sender: Tensor, gate: Tensor | None, offsets: Offsets
+) -> tuple[Tensor, ...]:
+    """dP, dQ and, with a gate, dR by the Numba kernel."""
     back = tuple((-dy, -dx) for dy, dx in offsets)
-    to_receiver = _accumulate("COUNT", receiver, sender, sender, offsets).mul_(grad)
-    return to_receiver, _accumulate("GATHER", sender, receiver, grad, back)
+    to_sender = _accumulate("GATHER", sender, receiver, grad, back)
+    if gate is None:
+        return _accumulate("COUNT", receiver, sender, sender, offsets).mul_(grad), to_sender
+    to_receiver = _accumulate("GATHER", receiver, sender, gate, offsets).mul_(grad)
+    return to_receiver, to_sender.mul_(gate), _accumulate("GATED_RELU", sender, receiver, grad, back)
 
 
 BACKENDS = {
@@ -394,7 +420,31 @@ def accumulation_dtype(*tensors: Tensor) -> torch.dtype:
     return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
 
 
-class _ReluSum(NamedTuple):  # the arguments of `relu_sum`, offsets as runs
+def to_common_dtype(*tensors: Tensor) -> list[Tensor]:
+    """The tensors in the dtype to sum in."""
+    dtype = accumulation_dtype(*tensors)
+    return [values.to(dtype) for values in tensors]
+
+
+class _GatedReluSum(NamedTuple):  # the arguments of `relu_sum`, offsets as runs
+    receiver: Tensor
+    sender: Tensor
+    gate: Tensor
+    runs: Sequence[int]
+
+    def shape(self) -> Sequence[int]:
+        return self.receiver.shape
+
+    def forward(self) -> Tensor:
+        tensors = self.receiver.contiguous(), self.sender.contiguous(), self.gate.contiguous()
+        return backend_for(self.receiver).total(*tensors, from_runs(tuple(self.runs)))
+
+    def gradients(self, grad: Tensor) -> tuple[Tensor, ...]:
+        tensors = self.receiver.contiguous(), self.sender.contiguous(), self.gate.contiguous()
+        return backend_for(grad).gradients(grad.contiguous(), *tensors, from_runs(tuple(self.runs)))
+
+
+class _ReluSum(NamedTuple):  # without a gate
     receiver: Tensor
     sender: Tensor
     runs: Sequence[int]
@@ -403,12 +453,13 @@ class _ReluSum(NamedTuple):  # the arguments of `relu_sum`, offsets as runs
         return self.receiver.shape
 
     def forward(self) -> Tensor:
-        tensors = self.receiver.contiguous(), self.sender.contiguous()
+        tensors = self.receiver.contiguous(), self.sender.contiguous(), None
         return backend_for(self.receiver).total(*tensors, from_runs(tuple(self.runs)))
 
-    def gradients(self, grad: Tensor) -> tuple[Tensor, Tensor]:
-        tensors = grad.contiguous(), self.receiver.contiguous(), self.sender.contiguous()
-        return backend_for(self.receiver).gradients(*tensors, from_runs(tuple(self.runs)))
+    def gradients(self, grad: Tensor) -> tuple[Tensor, ...]:
+        tensors = self.receiver.contiguous(), self.sender.contiguous(), None
+        return backend_for(grad).gradients(grad.contiguous(), *tensors, from_runs(tuple(self.runs)))
 
 
 register_operator("relu_sum", _ReluSum, differentiable=2)
+register_operator("gated_relu_sum", _GatedReluSum, differentiable=3)

@@ -71,7 +71,8 @@ class GraphMessagePassing(IterativeHead["GraphContext"]):
         cavity: "factor" leaves a factor's own message out of its input (loopy BP); "none" does not (mean field).
         initial: Messages before the first iteration: "zero", or "unary" for the unary factors' messages.
         aggregation: Scale of a message: "fixed" (÷ the type's degree, 1 by default), "sum", "mean", "sqrt".
-        dependent: How the messages of a factor's other variables are joined: "sum", "mean" or "concat".
+        dependent: How the messages of a factor's other variables enter its own: added to the hidden units, as their
+            "sum", "mean" or "concat"; or, with "gate", multiplied with them.
         computed: Factor types (or "unary") whose computed messages are given with every call and corrected.
         chunk: Slots whose hidden units exist at once; None for as many as fit the caches.
     """
@@ -140,7 +141,7 @@ class GraphMessagePassing(IterativeHead["GraphContext"]):
         extra = factor_type.features + (classes if computed else 0)
         sizes = (self.in_channels, self.hidden, classes)
         return MessageEstimator(
-            *sizes, dependent_channels=dependent_channels, factor_channels=extra, zero_init=computed
+            *sizes, dependent_channels=dependent_channels, factor_channels=extra, gated=self.gated, zero_init=computed
         )
 
     @property
@@ -359,6 +360,14 @@ class GraphContext(Context):
             cavity = cavity.masked_fill(~self.valid[:, :width].index_select(0, receivers), -torch.inf)
         return torch.log_softmax(cavity, -1)
 
+    def centred(self, log_beliefs: Tensor, variables: Tensor | None = None) -> Tensor:
+        """√K (b − 1/K) of log-probabilities (rows, K) of all variables, or of those named: what gates hidden units."""
+        classes: Tensor | int = self.head.max_classes
+        if self.valid is not None:
+            of_variable = self.valid.sum(1, keepdim=True).to(log_beliefs.dtype)
+            classes = of_variable if variables is None else of_variable.index_select(0, variables)
+        return (log_beliefs.exp() - 1 / classes) * classes**0.5
+
     def _variables(self, variable_type: str) -> Tensor | None:
         """Indices of the variables of a type; None for all."""
         if self.graph.variable_types is None:
@@ -433,17 +442,21 @@ class _FactorMessages:
             return sender, None
         position = self.factor_type.receivers[slots.estimator]
         layout = columns(self.factor_type, position, slots.order, self.head.num_classes, self.head.dependent)
-        weight, incoming, beliefs = estimator.dependent.weight, self.incoming, self.beliefs
+        weight, incoming, beliefs, gated = estimator.dependent.weight, self.incoming, self.beliefs, estimator.gated
+        if gated:
+            beliefs = self.context.centred(beliefs)
         if incoming is not None:
+            if gated:
+                incoming = self.context.centred(incoming, self.context.index[self.name].receivers)
             if not self.factor_type.one_way:
-                return sender, DependentInput(incoming, slots.reverse, layout, weight)
+                return sender, DependentInput(incoming, slots.reverse, layout, weight, gated)
             both = torch.cat([_pad_classes(incoming, beliefs.shape[1]), beliefs])
             rows = torch.where(slots.reverse < 0, slots.senders + len(incoming), slots.reverse)
-            return sender, DependentInput(both, rows, layout, weight)
-        if layout.shared:
+            return sender, DependentInput(both, rows, layout, weight, gated)
+        if layout.shared and not gated:
             alpha = (slots.order - 1) * layout.weights[0]
             return torch.addmm(sender, beliefs[:, : layout.sizes[0]], weight.T, alpha=alpha), None
-        return sender, DependentInput(beliefs, slots.senders, layout, weight)
+        return sender, DependentInput(beliefs, slots.senders, layout, weight, gated)
 
     def _factor_input(self, slots: Slots, estimator: MessageEstimator, computed: Tensor | None) -> FactorInput | None:
         """x: features of the factor and its computed message, per slot."""

@@ -11,6 +11,7 @@ of three ways:
 
 - without cavities (T = 1, cavity "none", one-way relations): d depends on q alone and joins Q_q = B f_q + D d_q. With
   P_p = A f_p + b, the sum is W₂ S_p + n_p b₂, S_p = Σ_q relu(P_p + Q_q): one fused operator, no tensor over edges;
+  a gate is S_p = Σ_q relu(P_p + Q_q) ⊙ R_q with R_q = 1 + D d_q;
 - with cavities, in the last iteration: D d_pF is computed edge by edge inside the sum S, and W₂ follows it;
 - with cavities, before that: every message, N·n·K numbers, is stored for the cavities of the next iteration.
 
@@ -45,6 +46,7 @@ from messagenet.message_passing.estimator import (
     MessagePassingResult,
     NodeFeatures,
     check_dtype_and_device,
+    dependent_input,
     message_scale,
 )
 from messagenet.message_passing.fused_sum import Offsets, box_sum, cached, relu_sum
@@ -117,7 +119,8 @@ class MessagePassing(IterativeHead[GridContext]):
         cavity: "factor" leaves a factor's own message out of its input (loopy BP); "none" does not (mean field).
         initial: Messages before the first iteration: "zero", or "unary" for the unary factors' messages.
         aggregation: Scale of a message: "fixed" (÷ number of offsets), "sum" (the paper's), "mean", "sqrt".
-        dependent: How a box factor joins its senders' dependent messages: "sum" (the paper's) or "mean".
+        dependent: How the senders' beliefs of the previous iteration enter a message. Added to the hidden units, as a
+            "sum" (the paper's) or "mean" over the senders of a box; or, with "gate", multiplied with them.
 
     Attributes:
         check_finite: Refuse features with NaN or infinity; one pass over them, on a GPU a synchronisation.
@@ -159,7 +162,7 @@ class MessagePassing(IterativeHead[GridContext]):
         stage = {"unary": MessageEstimator(*sizes, has_sender=False)}
         for relation in self.relations:
             width = self.num_classes if self.has_dependent else 0
-            stage[relation.name] = MessageEstimator(*sizes, dependent_channels=width)
+            stage[relation.name] = MessageEstimator(*sizes, dependent_channels=width, gated=self.gated)
         return nn.ModuleDict(stage)
 
     @staticmethod
@@ -282,17 +285,20 @@ class MessagePassing(IterativeHead[GridContext]):
                 totals[relation.name] = self._box_total(context, index, estimator, logits)
                 continue
             offsets, output = context.graph.offsets[index], self.output_layer(context, index, estimator)
-            cavity = _cavity(context, index, estimator, previous, logits)
+            keep = keep_messages and self.cavity == "factor" and context.graph.mirrors[index] is not None
+            cavity = _cavity(context, index, estimator, previous, keep and self.gated)
             receiver, sender = context.projections(relation.name, estimator)
+            gate = None
             if estimator.dependent is not None and cavity is None:
-                sender = sender + estimator.dependent(torch.log_softmax(logits, -1))
+                product = estimator.dependent(dependent_input(logits, self.gated))
+                sender, gate = (sender, 1 + product) if self.gated else (sender + product, None)
             sender = context.mask_senders(sender)
-            if keep_messages and self.cavity == "factor" and context.graph.mirrors[index] is not None:
+            if keep:
                 sent = pass_edges(receiver, sender, offsets, cavity, output, context.mask)
                 totals[relation.name], messages[relation.name] = sent.sum(1), sent
                 continue
-            fused = cavity is None
-            active = relu_sum(receiver, sender, offsets) if fused else pass_edges(receiver, sender, offsets, cavity)
+            edges = receiver, sender, offsets
+            active = relu_sum(*edges, gate) if cavity is None else pass_edges(*edges, cavity)
             bias = context.count(offsets) * output.bias
             totals[relation.name] = output.scale * (functional.linear(active, output.weight) + bias)
         return Beliefs(totals, messages)
@@ -307,24 +313,30 @@ class MessagePassing(IterativeHead[GridContext]):
         """The message of each node's one box factor, (B, H, W, K); 0 where the box holds no node."""
         offsets = context.graph.offsets[index]
         hidden = context.box_projections(context.graph.relations[index].name, offsets, estimator)
+        gate = None
         if estimator.dependent is not None:  # the factor sends to its own node alone: no cavity
-            dependent = box_sum(context.zero_padding(torch.log_softmax(logits, -1)), offsets)
-            if self.dependent == "mean":
+            dependent = box_sum(context.zero_padding(dependent_input(logits, self.gated)), offsets)
+            if self.dependent != "sum":
                 dependent = dependent / context.count(offsets).clamp(min=1)
-            hidden = hidden + estimator.dependent(dependent)
-        message = estimator.output(torch.relu(hidden))
+            product = estimator.dependent(dependent)
+            hidden, gate = (hidden, 1 + product) if self.gated else (hidden + product, None)
+        active = torch.relu(hidden)
+        message = estimator.output(active if gate is None else active * gate)
         return torch.where(context.count(offsets) > 0, message, 0)
 
 
 def _cavity(
-    context: GridContext, index: int, estimator: MessageEstimator, previous: Beliefs, logits: Tensor
+    context: GridContext, index: int, estimator: MessageEstimator, previous: Beliefs, always: bool
 ) -> Cavity | None:
-    """What leaves the reverse message out of d; None where no messages of the mirror relation were kept."""
+    """What leaves the reverse message out of d; None, or with `always` whole beliefs, if no such messages were kept."""
     mirror, reverse_index = context.graph.mirrors[index], context.graph.reverse_offsets[index]
     if mirror is None or reverse_index is None or estimator.dependent is None:
         return None
     reverse = previous.messages.get(context.graph.relations[mirror].name)
-    return None if reverse is None else Cavity(estimator.dependent.weight, logits, reverse, reverse_index)
+    if reverse is None and not always:
+        return None
+    reverse = context.ref.new_empty(0) if reverse is None else reverse
+    return Cavity(estimator.dependent.weight, previous.logits, reverse, reverse_index, estimator.gated)
 
 
 def split_by_size(

@@ -32,7 +32,7 @@ from messagenet.errors import InputError
 from messagenet.graph import Form, GridGraph, window
 from messagenet.graph.grid import Node
 from messagenet.graph.typed import Scopes, TypedGraph
-from messagenet.message_passing.estimator import MessageEstimator
+from messagenet.message_passing.estimator import MessageEstimator, dependent_input
 from messagenet.message_passing.factor_types import FactorType
 from messagenet.message_passing.graph import GraphMessagePassing
 from messagenet.message_passing.grid import GridContext, MessagePassing, split_by_size
@@ -163,7 +163,8 @@ def _pair_messages(
     features = context.features[name][0]
     estimator: MessageEstimator = head.stage(iteration - 1)[name]
     scale = head.output_layer(context, index, estimator).scale[0][receivers]  # (n, 1)
-    message: Tensor = estimator(features[receivers], features[senders], torch.log_softmax(cavity, -1))
+    dependent = dependent_input(cavity, head.gated)
+    message: Tensor = estimator(features[receivers], features[senders], dependent)
     return scale * message
 
 
@@ -180,8 +181,8 @@ def _box_message(
     name = head.relations[index].name
     features = context.features[name][0]
     rows, columns = torch.tensor(senders, device=features.device).unbind(1)
-    incoming = torch.log_softmax(beliefs[rows, columns], -1)
-    dependent = incoming.mean(0) if head.dependent == "mean" else incoming.sum(0)
+    incoming = dependent_input(beliefs[rows, columns], head.gated)
+    dependent = incoming.sum(0) if head.dependent == "sum" else incoming.mean(0)
     estimator: MessageEstimator = head.stage(iteration - 1)[name]
     message: Tensor = estimator(features[node], features[rows, columns].mean(0), dependent)
     return message[None]

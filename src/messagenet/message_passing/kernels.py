@@ -2,11 +2,12 @@
 
 With channels last, a row of the map is one contiguous run of W·C numbers, and a shift by dx cells is a shift by dx·C
 numbers. A sum over the offsets (dy, dx_1), …, (dy, dx_n) is therefore a vector loop with n shifted readers. In the
-three modes, with a read in place and b, w at the offsets,
+four modes, with a read in place and b, w at the offsets,
 
-    RELU     out[i] += Σ_j relu(a[i] + b[i + dx_j·C])                   the message sum
-    COUNT    out[i] += Σ_j 1[a[i] + b[i + dx_j·C] > 0]                  its gradient for receivers / G
-    GATHER   out[i] += Σ_j w[i + dx_j·C] · 1[a[i] + b[i + dx_j·C] > 0]  its gradient for senders
+    RELU        out[i] += Σ_j relu(a[i] + b[i + dx_j·C])                   the message sum
+    GATED_RELU  out[i] += Σ_j w[i + dx_j·C] · relu(a[i] + b[i + dx_j·C])   with a gate; its gradient for the gate
+    COUNT       out[i] += Σ_j 1[a[i] + b[i + dx_j·C] > 0]                  the gradient for receivers / G
+    GATHER      out[i] += Σ_j w[i + dx_j·C] · 1[a[i] + b[i + dx_j·C] > 0]  for senders; with a gate, for receivers / G
 
 Several readers share one pass over `out`, so the loop is bound by arithmetic, not by memory. Nodes outside the map are
 never read: a group of readers runs over the columns where all are inside; the others are added reader by reader.
@@ -19,7 +20,7 @@ from __future__ import annotations
 
 from numba import njit, uint64
 
-RELU, COUNT, GATHER, RELU_OF_THREE = 0, 1, 2, 3
+RELU, COUNT, GATHER, GATED_RELU, RELU_OF_THREE = 0, 1, 2, 3, 4
 
 # Indices are unsigned below: Numba then leaves out its test for negative ones, and the loops vectorise.
 # Sums are written x · one + y, with one = 1 known only at run time: exact, and a third faster than additions alone,
@@ -37,6 +38,10 @@ def _one_reader(mode, a, b, w, out, i, j, size, one):
     elif mode == COUNT:
         for k in range(size):
             out[uint64(i + k)] += one if a[uint64(i + k)] + b[uint64(j + k)] > 0 else zero
+    elif mode == GATED_RELU:
+        for k in range(size):
+            t = a[uint64(i + k)] + b[uint64(j + k)]
+            out[uint64(i + k)] += (t if t > 0 else zero) * w[uint64(j + k)]
     else:
         for k in range(size):
             out[uint64(i + k)] += w[uint64(j + k)] if a[uint64(i + k)] + b[uint64(j + k)] > 0 else zero
@@ -66,22 +71,31 @@ def _several_readers(mode, a, b, w, out, i, j0, j1, j2, j3, size, one):
             low = (one if x + b[uint64(j0 + k)] > 0 else zero) * one + (one if x + b[uint64(j1 + k)] > 0 else zero)
             high = (one if x + b[uint64(j2 + k)] > 0 else zero) * one + (one if x + b[uint64(j3 + k)] > 0 else zero)
             out[uint64(i + k)] = (low * one + high) * one + out[uint64(i + k)]
+    elif mode == GATED_RELU:
+        for k in range(size):
+            x = a[uint64(i + k)]
+            t0, t1 = x + b[uint64(j0 + k)], x + b[uint64(j1 + k)]
+            t2, t3 = x + b[uint64(j2 + k)], x + b[uint64(j3 + k)]
+            low = (t0 if t0 > 0 else zero) * w[uint64(j0 + k)] + out[uint64(i + k)]
+            high = (t2 if t2 > 0 else zero) * w[uint64(j2 + k)]
+            low = (t1 if t1 > 0 else zero) * w[uint64(j1 + k)] + low
+            out[uint64(i + k)] = (t3 if t3 > 0 else zero) * w[uint64(j3 + k)] + high + low
     else:
-        for pair in range(2):
-            m0, m1 = (j0, j1) if pair == 0 else (j2, j3)
-            for k in range(size):
-                x = a[uint64(i + k)]
-                low = w[uint64(m0 + k)] if x + b[uint64(m0 + k)] > 0 else zero
-                high = w[uint64(m1 + k)] if x + b[uint64(m1 + k)] > 0 else zero
-                out[uint64(i + k)] = (low * one + high) * one + out[uint64(i + k)]
+        for k in range(size):
+            x = a[uint64(i + k)]
+            low = (w[uint64(j0 + k)] if x + b[uint64(j0 + k)] > 0 else zero) * one + out[uint64(i + k)]
+            high = w[uint64(j2 + k)] if x + b[uint64(j2 + k)] > 0 else zero
+            low = (w[uint64(j1 + k)] if x + b[uint64(j1 + k)] > 0 else zero) * one + low
+            high = (w[uint64(j3 + k)] if x + b[uint64(j3 + k)] > 0 else zero) * one + high
+            out[uint64(i + k)] = low * one + high
 
 
 @_compiled
 def accumulate(mode, a, b, w, height, width, channels, rows, starts, columns, out, one, first, last):
     """Sets the rows first ≤ r < last of `out` to their sums over all offsets.
 
-    a, b, w and out are flat buffers of (images · height, width, channels); w is used by GATHER only. The offsets are
-    (rows[j], columns[k]) for starts[j] ≤ k < starts[j + 1], ascending. `one` is the number 1, of the arrays' type.
+    a, b, w and out are flat buffers of (images · height, width, channels); RELU and COUNT do not read w. The offsets
+    are (rows[j], columns[k]) for starts[j] ≤ k < starts[j + 1], ascending. `one` is the number 1, of the arrays' type.
     """
     row = width * channels
     for r in range(first, last):
