@@ -7,10 +7,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from messagenet import InputError
+from messagenet import InputError, SegmentationModel
 from messagenet.geometry import upsample
 from messagenet.losses import CrossEntropy, LossSum, marginal_cross_entropy
 from messagenet.losses.cross_entropy import cross_entropy_sum, sum_losses
+from oracles.systems import random_batch
 
 VOID = 255
 
@@ -33,6 +34,27 @@ def test_loss_is_the_mean_over_labelled_nodes():
     torch.testing.assert_close(loss, expected)
     (gradient,) = torch.autograd.grad(loss, logits)
     assert (gradient[0, :, 1] == 0).all()
+
+
+@pytest.mark.parametrize("initial", ["zero", "unary"])
+def test_every_iteration_is_trained_with_its_weight(initial):
+    torch.manual_seed(0)
+    head = {"kind": "message", "relations": ["surrounding:0.4"], "hidden": 5, "iterations": 2, "initial": initial}
+    model = SegmentationModel("tiny", 3, head).double()
+    (batch,) = random_batch([(20, 24)])
+    context = model.head.features_by_type(model.forward_features(batch.images))
+    totals = [sum(step.values()) for step in model.head.trace(context)]
+    if initial == "unary":
+        totals.insert(0, model.head.stage(0)["unary"](context["unary"].permute(0, 2, 3, 1)).permute(0, 3, 1, 2))
+    alone = [marginal_cross_entropy(logits, batch.target, 4).mean for logits in totals]
+    torch.testing.assert_close(CrossEntropy()(model, batch).mean, alone[-1])
+    weights = [0.5, 0.25][: len(totals) - 1]
+    expected = sum(w * loss for w, loss in zip([*weights, 1], alone, strict=True)) / (sum(weights) + 1)
+    torch.testing.assert_close(CrossEntropy(iteration_weights=weights)(model, batch).mean, expected)
+    expected = (0.3 * sum(alone[:-1]) + alone[-1]) / (0.3 * len(weights) + 1)
+    torch.testing.assert_close(CrossEntropy(iteration_weights=[0.3])(model, batch).mean, expected)
+    with pytest.raises(InputError, match="3 numbers for"):
+        CrossEntropy(iteration_weights=[1, 1, 1])(model, batch)
 
 
 @settings(max_examples=60, deadline=None)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
@@ -12,9 +14,11 @@ from messagenet.losses import MemberCrossEntropy
 from messagenet.models import SegmentationModel
 from messagenet.models.controls import (
     DILATIONS,
+    ASPPHead,
+    AttentionHead,
     ConvolutionHead,
+    PyramidPoolingHead,
     UnaryEnsemble,
-    matched_convolution,
     matched_ensemble,
     matching_width,
     parameter_count,
@@ -31,8 +35,16 @@ HEADS = {
 @pytest.mark.parametrize("name", sorted(HEADS))
 @pytest.mark.parametrize(
     "control",
-    [matched_ensemble, matched_convolution, lambda **head: matched_convolution(**head, dilations=DILATIONS)],
-    ids=["ensemble", "convolution", "dilated"],
+    [
+        matched_ensemble,
+        ConvolutionHead,
+        partial(ConvolutionHead, dilations=DILATIONS),
+        PyramidPoolingHead,
+        ASPPHead,
+        AttentionHead,
+        partial(AttentionHead, layers=2, feed_forward=True),
+    ],
+    ids=["ensemble", "convolution", "dilated", "pyramid pooling", "aspp", "attention", "transformer"],
 )
 def test_parameters_match_within_two_per_cent(name, control):
     head = MessagePassing(**HEADS[name])
@@ -114,13 +126,65 @@ def test_a_convolution_head_is_convolutions_and_a_unary_classifier():
     torch.manual_seed(0)
     head = ConvolutionHead(4, 3, width=6, hidden=5, dilations=(1, 2)).double()
     x = features = torch.randn(2, 4, 5, 6, dtype=torch.float64)
-    for layer, dilation in zip(head.convolutions, (1, 2), strict=True):
+    for layer, dilation in zip(head.body[::2], (1, 2), strict=True):
         columns = nn.functional.unfold(x, 3, dilation=dilation, padding=dilation)  # (B, C·9, N)
         x = layer.weight.flatten(1) @ columns + layer.bias[:, None]
         x = x.clamp(min=0).unflatten(2, (5, 6))
     hidden = torch.einsum("oc,bchw->bohw", head.unary.receiver.weight, x) + head.unary.receiver.bias[:, None, None]
     logits = torch.einsum("ko,bohw->bkhw", head.unary.output.weight, hidden.clamp(min=0))
     torch.testing.assert_close(head(features), logits + head.unary.output.bias[:, None, None])
+
+
+def test_pyramid_pooling_is_means_of_bins_beside_the_features():
+    torch.manual_seed(0)
+    head = PyramidPoolingHead(4, 3, width=6, hidden=5, bins=[1, 2]).double()
+    features = torch.randn(1, 4, 6, 8, dtype=torch.float64)
+    whole = features.mean((2, 3), keepdim=True)
+    quarters = features.unflatten(3, (2, 4)).unflatten(2, (2, 3)).mean((3, 5))
+    first, second = head.body.project
+    maps = [torch.relu(first(whole)).expand(-1, -1, 6, 8)]
+    maps.append(nn.functional.interpolate(torch.relu(second(quarters)), (6, 8), mode="bilinear"))
+    body = torch.relu(head.body.fuse(torch.cat([features, *maps], 1)))
+    torch.testing.assert_close(head(features), head.unary(body.permute(0, 2, 3, 1)).permute(0, 3, 1, 2))
+
+
+def test_attention_is_a_softmax_over_all_nodes():
+    torch.manual_seed(0)
+    height, width, heads = 3, 4, 4
+    head = AttentionHead(5, 3, width=8, hidden=5).double()
+    features = torch.randn(1, 5, height, width, dtype=torch.float64)
+    layer = head.body.layers[0]
+    nodes = head.body.project(features[0].flatten(1).T)  # (N, 8)
+    q, k, v = layer.qkv(layer.norm(nodes)).unflatten(1, (3, heads, 2)).unbind(1)  # (N, heads, 2)
+    mixed = torch.zeros(height * width, heads, 2, dtype=torch.float64)
+    for p in range(height * width):
+        for h in range(heads):
+            scores = []
+            for s in range(height * width):
+                dy, dx = p // width - s // width, p % width - s % width
+                bias = layer.position(torch.tensor([dy, dx], dtype=torch.float64) / min(height, width))[h]
+                scores.append(q[p, h] @ k[s, h] / 2**0.5 + bias)
+            mixed[p, h] = torch.softmax(torch.stack(scores), 0) @ v[:, h]
+    body = nodes + layer.output(mixed.flatten(1))
+    torch.testing.assert_close(head(features)[0].flatten(1).T, head.unary(body))
+
+
+def test_aspp_is_convolutions_side_by_side():
+    torch.manual_seed(0)
+    head = ASPPHead(4, 3, width=6, hidden=5, rates=[2]).double()
+    features = torch.randn(1, 4, 5, 6, dtype=torch.float64)
+    near, far = head.body.branches
+    columns = nn.functional.unfold(features, 3, dilation=2, padding=2)
+    dilated = (far.weight.flatten(1) @ columns + far.bias[:, None]).unflatten(2, (5, 6))
+    image = head.body.image(features.mean((2, 3), keepdim=True)).expand(-1, -1, 5, 6)
+    body = torch.relu(head.body.fuse(torch.relu(torch.cat([near(features), dilated, image], 1))))
+    torch.testing.assert_close(head(features), head.unary(body.permute(0, 2, 3, 1)).permute(0, 3, 1, 2))
+
+
+def test_a_width_of_ones_own():
+    assert ConvolutionHead(16, 5, width=7, hidden=32).body[0].out_channels == 7
+    with pytest.raises(InputError, match="width is 0"):
+        ConvolutionHead(16, 5, width=0, hidden=32)
 
 
 def test_bad_dilations_name_the_fix():

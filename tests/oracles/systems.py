@@ -53,6 +53,7 @@ SYSTEMS = {
     "message, T = 2, untied, no cavity": System(
         {**MESSAGE, "iterations": 2, "tied": False, "cavity": "none", "initial": "unary"}
     ),
+    "message, T = 2, gate": System({**MESSAGE, "iterations": 2, "dependent": "gate", "initial": "unary"}),
     "message, boxes": System({**MESSAGE, "relations": ["surrounding:0.4:box"], "iterations": 2}),
     "message, neck": System(MESSAGE, neck={"kind": "separable", "width": 4, "filters": 2}),
     "message, separate features": System(MESSAGE, separate_features=True),
@@ -70,11 +71,16 @@ SYSTEMS = {
     "ensemble": System({"kind": "ensemble", "hidden": 32}),
     "convolution": System({"kind": "convolution", "hidden": 32}),
     "dilated": System({"kind": "convolution", "hidden": 74, "dilations": [1, 2, 4]}),
+    "pyramid_pooling": System({"kind": "pyramid_pooling", "width": 8, "hidden": 6}),
+    "aspp": System({"kind": "aspp", "width": 5, "hidden": 6, "rates": [1, 3]}),
+    "attention": System({"kind": "attention", "width": 6, "hidden": 6}),
+    "transformer": System({"kind": "attention", "width": 8, "hidden": 6, "layers": 2, "feed_forward": True}),
     "fcn8s": System({"kind": "fcn8s"}, LITE),
 }
 LOSSES = {
     "cross_entropy": lambda: CrossEntropy(),
     "cross_entropy, majority": lambda: CrossEntropy(cell_label="majority", label_smoothing=0.1),
+    "cross_entropy, every iteration": lambda: CrossEntropy(iteration_weights=[0.3]),
     "cross_entropy, pixels": lambda: CrossEntropy(resolution="pixels", label_smoothing=0.1),
     "member_cross_entropy": lambda: MemberCrossEntropy(),
     "piecewise": lambda: Piecewise(cell_label="majority"),
@@ -85,6 +91,8 @@ LOSSES = {
 
 def fits(loss: str, system: str) -> bool:
     """Whether a loss trains the head of a system."""
+    if "every iteration" in loss:
+        return SYSTEMS[system].head["kind"] == "message"
     heads = getattr(LOSSES[loss](), "heads", None)
     return heads is None or SYSTEMS[system].head["kind"] in heads
 

@@ -2,8 +2,9 @@
 
     J = − mean_p log P(ŷ_p | x),      P(y_p | x) = softmax( Σ_F β_{F→p} )
 
-The gradient needs no inference, partition function or sampling. Void (255) is left out. The loss is on the nodes, or on
-the pixels after bilinear upsampling of the logits:
+The gradient needs no inference, partition function or sampling. With `iteration_weights`, J is a weighted mean over the
+beliefs after every iteration, not only the last. Void (255) is left out. The loss is on the nodes, or on the pixels
+after bilinear upsampling of the logits:
 
     up = Y L Xᵀ        bilinear interpolation: Y (H, h) and X (W, w) hold two weights in a row
     J  = Σ_labelled −log softmax(up)[ŷ],      ∂J/∂L = Yᵀ (softmax(up) − ŷ) X
@@ -18,7 +19,7 @@ are divided among them.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal, NamedTuple, Protocol, get_args
 
 import torch
@@ -65,21 +66,48 @@ class CrossEntropy:
         resolution: Where marginals meet the target: at the "nodes", or at the "pixels" after upsampling.
         cell_label: Which label a node has: of its cell's "centre", or the "majority" of its cell.
         label_smoothing: Probability mass of the target that is spread uniformly over all classes.
+        iteration_weights: Weights of the beliefs after each iteration but the last, which has weight 1; with
+            head.initial=unary the initial beliefs come first. One number stands for all; [] for the last one only.
     """
 
     def __init__(
-        self, *, resolution: Resolution = "nodes", cell_label: CellLabel = "centre", label_smoothing: float = 0.0
+        self,
+        *,
+        resolution: Resolution = "nodes",
+        cell_label: CellLabel = "centre",
+        label_smoothing: float = 0.0,
+        iteration_weights: Sequence[float] = (),
     ) -> None:
         between(0, 1, label_smoothing=label_smoothing)
         self.resolution = resolution
         self.cell_label = cell_label
         self.label_smoothing = label_smoothing
+        self.iteration_weights = tuple(iteration_weights)
 
     def __call__(self, model: SegmentationModel, batch: Batch) -> LossSum:
         """The loss of a batch, as a sum and a count."""
         features, target = batch_features(model, batch)
         size = (target.shape[1], target.shape[2])
-        logits, stride = model.forward_train(features, size=size, sizes=batch.sizes, images=batch.images)
+        context = {"size": size, "sizes": batch.sizes, "images": batch.images}
+        if not self.iteration_weights:
+            return self._loss(*model.forward_train(features, **context), target, batch.sizes)
+        steps = model.forward_iterations(features, **context)
+        weights = self._weights(len(steps) - 1)
+        losses = [self._loss(logits, model.output_stride, target, batch.sizes) for logits in steps]
+        total = torch.stack([w * loss.total for w, loss in zip(weights, losses, strict=True)]).sum() / sum(weights)
+        return LossSum(total, losses[-1].count)
+
+    def _weights(self, earlier: int) -> tuple[float, ...]:
+        """The weight of the beliefs after each iteration."""
+        given = self.iteration_weights
+        if len(given) not in (1, earlier):
+            raise InputError(
+                f"loss.iteration_weights has {len(given)} numbers for {earlier} beliefs before the last iteration; "
+                "give as many, or one number for all"
+            )
+        return (*(given * earlier if len(given) == 1 else given), 1.0)
+
+    def _loss(self, logits: Tensor, stride: float, target: Tensor, sizes: Tensor | None) -> LossSum:
         return marginal_cross_entropy(
             logits,
             target,
@@ -87,7 +115,7 @@ class CrossEntropy:
             resolution=self.resolution,
             cell_label=self.cell_label,
             label_smoothing=self.label_smoothing,
-            sizes=batch.sizes,
+            sizes=sizes,
         )
 
 

@@ -196,7 +196,16 @@ class MessagePassing(IterativeHead[GridContext]):
         for images, context in split_by_size(by_type, mask, self.relations):
             *_, beliefs = self.iterate(context)
             parts.append((images, context.zero_padding(beliefs.logits)))
-        return _assemble(parts, by_type["unary"])
+        return assemble(parts, by_type["unary"])
+
+    def forward_iterations(self, features: NodeFeatures, mask: Tensor | None = None) -> list[Tensor]:
+        """Logits after each iteration, as of `forward`; those of the unary messages come first if they are initial."""
+        by_type, parts = self.features_by_type(features, mask), []
+        for images, context in split_by_size(by_type, mask, self.relations):
+            first = [self.initial_beliefs(context)] if self.initial == "unary" else []
+            logits = [context.zero_padding(beliefs.logits) for beliefs in (*first, *self.iterate(context))]
+            parts.append([(images, values) for values in logits])
+        return [assemble(list(step), by_type["unary"]) for step in zip(*parts, strict=True)]
 
     def trace(self, features: NodeFeatures, mask: Tensor | None = None) -> list[dict[str, Tensor]]:
         """For each iteration, the total message of each factor type, (B, K, H, W) by name; they sum to the logits."""
@@ -232,13 +241,13 @@ class MessagePassing(IterativeHead[GridContext]):
             parts.append((images, context, traces[-1].beliefs))
         logits = [(images, context.zero_padding(beliefs.logits)) for images, context, beliefs in parts]
         messages = self._assemble_totals(parts, by_type["unary"])
-        return self.result(_assemble(logits, by_type["unary"]), messages, traces)
+        return self.result(assemble(logits, by_type["unary"]), messages, traces)
 
     def _assemble_totals(
         self, parts: list[tuple[Tensor | None, GridContext, Beliefs]], ref: Tensor
     ) -> dict[str, Tensor]:
         return {
-            name: _assemble([(i, context.zero_padding(b.totals[name])) for i, context, b in parts], ref)
+            name: assemble([(i, context.zero_padding(b.totals[name])) for i, context, b in parts], ref)
             for name in self.factor_types
         }
 
@@ -377,7 +386,7 @@ def _grid_graph(height: int, width: int, relations: tuple[Relation, ...]) -> Gri
     return GridGraph(height, width, relations)
 
 
-def _assemble(parts: list[tuple[Tensor | None, Tensor]], ref: Tensor) -> Tensor:
+def assemble(parts: list[tuple[Tensor | None, Tensor]], ref: Tensor) -> Tensor:
     """Undoes `split_by_size`: parts (b, h, w, K) as one (B, K, H, W), 0 at padding."""
     maps = [(images, values.permute(0, 3, 1, 2)) for images, values in parts]
     if len(maps) == 1 and maps[0][0] is None:

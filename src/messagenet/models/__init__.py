@@ -4,7 +4,7 @@ A backbone, neck or head of one's own is a plain module, or a class with the dec
 """
 
 from messagenet.models.base import Head, InputSpec, SegmentationModel
-from messagenet.models.controls import matched_convolution, matched_ensemble
+from messagenet.models.controls import ASPPHead, AttentionHead, ConvolutionHead, PyramidPoolingHead, matched_ensemble
 from messagenet.models.crf import CRFHead
 from messagenet.models.dense_crf import CRFRNN, DeepLabCRF
 from messagenet.models.fcn8s import FCN8s
@@ -14,7 +14,10 @@ from messagenet.models.neck import Neck
 
 __all__ = [
     "CRFRNN",
+    "ASPPHead",
+    "AttentionHead",
     "CRFHead",
+    "ConvolutionHead",
     "DeepLabCRF",
     "FCN8s",
     "Head",
@@ -22,9 +25,9 @@ __all__ = [
     "InputSpec",
     "MessageNet",
     "Neck",
+    "PyramidPoolingHead",
     "SegmentationModel",
     "UnaryHead",
     "UnaryNet",
-    "matched_convolution",
     "matched_ensemble",
 ]

@@ -251,7 +251,8 @@ class SegmentationModel(nn.Module):
         """The features that the head reads: the backbone's, through the neck if there is one; `mask` as in `Head`."""
         if self.neck is None:
             return features
-        return _call_part(self.neck, features, mask)
+        result: Features = _call_part(self.neck, features, mask)
+        return result
 
     def forward_head(
         self,
@@ -269,7 +270,8 @@ class SegmentationModel(nn.Module):
             sizes: Height and width of each image in pixels, (B, 2), where smaller ones were padded.
             images: RGB in 0..1, (B, 3, H, W); needed by dense CRFs.
         """
-        return self._call_head(self.head, features, size=size, sizes=sizes, images=images)
+        logits: Tensor = self._call_head(self.head, features, size=size, sizes=sizes, images=images)
+        return logits
 
     def forward_train(self, features: Features, **context: Any) -> tuple[Tensor, float]:
         """Logits that a loss compares with the target, and their stride; arguments as for `forward_head`."""
@@ -277,7 +279,12 @@ class SegmentationModel(nn.Module):
             return self.forward_head(features, **context), self.output_stride
         return self._call_head(self.head.forward_train, features, **context), self.feature_stride
 
-    def _call_head(self, head: Any, features: Features, *, sizes: Tensor | None = None, **context: Any) -> Tensor:
+    def forward_iterations(self, features: Features, **context: Any) -> list[Tensor]:
+        """Logits at the nodes after each iteration of a head that has several; arguments as for `forward_head`."""
+        logits: list[Tensor] = self._call_head(self.head.forward_iterations, features, **context)
+        return logits
+
+    def _call_head(self, head: Any, features: Features, *, sizes: Tensor | None = None, **context: Any) -> Any:
         mask = self.node_mask(features, sizes)
         context["sizes"] = sizes
         needed = {name: context[name] for name in getattr(head, "context", ())}
@@ -346,11 +353,10 @@ class SegmentationModel(nn.Module):
         return load_model(folder, backbone=backbone, neck=neck, head=head)
 
 
-def _call_part(part: Any, features: Features, mask: Tensor | None, **context: Any) -> Tensor:
+def _call_part(part: Any, features: Features, mask: Tensor | None, **context: Any) -> Any:
     """Output of a head or neck; a module without a parameter for the mask gets zeros at nodes that do not exist."""
     if not isinstance(part, nn.Module) or _takes_mask(type(part).forward):
-        result: Tensor = part(features, mask, **context)
-        return result
+        return part(features, mask, **context)
     assert isinstance(features, Tensor), "one feature map for each factor type needs a head that knows them"
     return zero_padding(part(zero_padding(features, mask)), mask)
 

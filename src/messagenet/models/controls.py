@@ -2,29 +2,40 @@
 
 Each isolates one reason other than structure for the gain of messages over a unary classifier:
 
-    more parameters          an ensemble of unary classifiers; it sees no more than the unary
-    context, nearby          a 3×3 convolution before the unary
-    context, as far away     dilated 3×3 convolutions (Yu & Koltun, arXiv 1511.07122) before the unary
+    more parameters         an ensemble of unary classifiers; it sees no more than the unary
+    context, nearby         a 3×3 convolution
+    context, as far away    dilated 3×3 convolutions (Yu & Koltun, arXiv 1511.07122)
+    context, at all scales  pyramid pooling (Zhao et al., arXiv 1612.01105), or atrous spatial pyramid pooling (Chen et
+                            al., arXiv 1706.05587)
+    context, anywhere       attention with relative positions (Wang et al., arXiv 1711.07971), or two layers of a
+                            transformer (Vaswani et al., arXiv 1706.03762)
+
+All but the ensemble compute features with context, (B, r, h, w) → (B, width, h, w), and classify them like a unary.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from messagenet.errors import InputError
 from messagenet.graph import Relation
 from messagenet.graph.relations import PAPER_RELATIONS
 from messagenet.message_passing import MessagePassing
+from messagenet.message_passing.grid import assemble, split_by_size
 from messagenet.models.base import Head, zero_padding
 from messagenet.models.message import unary_estimator
 from messagenet.settings import register
 
 TOLERANCE = 0.02
 DILATIONS = (1, 2, 4)  # reach 7 nodes to every side, beyond the paper's range box on a map of 32 × 32
+ATTENTION_HEADS = 4
 
 
 class UnaryEnsemble(Head):
@@ -50,35 +61,6 @@ class UnaryEnsemble(Head):
         """Logits of every classifier, (M, B, h, w, K)."""
         nodes = self.channels_last(zero_padding(features, mask))
         return torch.stack([member(nodes) for member in self.members])
-
-
-class ConvolutionHead(Head):
-    """3×3 convolutions, one per dilation, each with a ReLU, then the unary classifier; padding is 0 to all of them.
-
-    >>> ConvolutionHead(16, 5, width=8, hidden=32)(torch.randn(2, 16, 6, 7)).shape
-    torch.Size([2, 5, 6, 7])
-    """
-
-    def __init__(
-        self, in_channels: int, num_classes: int, width: int, hidden: int, dilations: Sequence[int] = (1,)
-    ) -> None:
-        super().__init__(in_channels, num_classes)
-        if not dilations or not all(type(dilation) is int and dilation > 0 for dilation in dilations):
-            raise InputError(f"dilations are {list(dilations)}; give whole numbers above zero such as [1, 2, 4]")
-        widths = [in_channels, *(width for _ in dilations)]
-        self.convolutions = nn.ModuleList(
-            _convolution(inputs, outputs, dilation)
-            for inputs, outputs, dilation in zip(widths, widths[1:], dilations, strict=False)
-        )
-        self.unary = unary_estimator(width, hidden, num_classes)
-
-    def forward(self, features: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Logits of the marginals, (B, K, h, w); 0 at nodes that do not exist."""
-        x = self.channels_last(zero_padding(features, mask)).permute(0, 3, 1, 2)
-        for convolution in self.convolutions:
-            x = torch.relu(convolution(zero_padding(x, mask)))  # (B, width, h, w)
-        logits: Tensor = self.unary(x.permute(0, 2, 3, 1))
-        return zero_padding(logits.permute(0, 3, 1, 2), mask)
 
 
 @register("head", "ensemble")
@@ -107,29 +89,204 @@ def matched_ensemble(
     return build(matching_width(build, parameters))
 
 
-@register("head", "convolution")
-def matched_convolution(
-    in_channels: int,
-    num_classes: int,
-    *,
-    relations: Sequence[Relation] = PAPER_RELATIONS,
-    hidden: int = 256,
-    dilations: Sequence[int] = (1,),
-) -> ConvolutionHead:
-    """Convolutions before a unary classifier, with the number of parameters of a message head altogether.
+class ContextHead(Head):
+    """Features with context, then the unary classifier.
 
     Args:
         in_channels, num_classes: r, channels of the feature map, and K.
-        relations: Of the message head to match.
+        make_context: From a width to the module (B, r, h, w) → (B, width, h, w).
+        relations: Of the message head whose number of parameters to match.
         hidden: Hidden units of that head, and of the classifier.
+        width: Channels of the features with context; null for the number of parameters of that head.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        num_classes: int,
+        make_context: Callable[[int], nn.Module],
+        *,
+        relations: Sequence[Relation] = PAPER_RELATIONS,
+        hidden: int = 256,
+        width: int | None = None,
+    ) -> None:
+        super().__init__(in_channels, num_classes)
+
+        def build(width: int, hidden: int = hidden) -> nn.ModuleList:
+            return nn.ModuleList([make_context(width), unary_estimator(width, hidden, num_classes)])
+
+        if width is not None and width < 1:
+            raise InputError(f"width is {width}; give a whole number, at least 1")
+        if width is None:
+            parameters = _message_parameters(in_channels, num_classes, relations, hidden)
+            width = nearest_width(build, parameters)
+            if _mismatch(partial(build, width), hidden, parameters) > TOLERANCE:  # the classifier makes up for it
+                width = max(1, width - 1)
+                hidden = matching_width(partial(build, width), parameters)
+        self.body, self.unary = build(width, hidden)
+
+    def forward(self, features: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Logits of the marginals, (B, K, h, w); 0 at nodes that do not exist."""
+        self.channels_last(zero_padding(features, mask))  # checks them
+        parts = []
+        for images, context in split_by_size({"unary": features}, mask, ()):
+            x = self.body(context.features["unary"].permute(0, 3, 1, 2))
+            parts.append((images, context.zero_padding(self.unary(x.permute(0, 2, 3, 1)))))
+        return assemble(parts, features)
+
+
+@register("head", "convolution")
+class ConvolutionHead(ContextHead):
+    """3×3 convolutions, each with a ReLU, then the unary classifier.
+
+    >>> ConvolutionHead(16, 5, width=8, hidden=32)(torch.randn(2, 16, 6, 7)).shape
+    torch.Size([2, 5, 6, 7])
+
+    Args:
         dilations: Dilation of each convolution; `DILATIONS` reach as far as the paper's messages.
     """
-    parameters = _message_parameters(in_channels, num_classes, relations, hidden)
 
-    def build(width: int) -> ConvolutionHead:
-        return ConvolutionHead(in_channels, num_classes, width, hidden, dilations)
+    def __init__(self, in_channels: int, num_classes: int, *, dilations: Sequence[int] = (1,), **options: Any) -> None:
+        _check_positive("dilations", dilations, "[1, 2, 4]")
+        super().__init__(in_channels, num_classes, partial(_convolutions, in_channels, dilations), **options)
 
-    return build(matching_width(build, parameters))
+
+@register("head", "pyramid_pooling")
+class PyramidPoolingHead(ContextHead):
+    """PSPNet's head: means over grids of bins beside the features, a 3×3 convolution, then the unary classifier.
+
+    >>> PyramidPoolingHead(16, 5, width=8, hidden=32)(torch.randn(2, 16, 6, 7)).shape
+    torch.Size([2, 5, 6, 7])
+
+    Args:
+        bins: Bins to a side of each grid.
+    """
+
+    def __init__(
+        self, in_channels: int, num_classes: int, *, bins: Sequence[int] = (1, 2, 3, 6), **options: Any
+    ) -> None:
+        _check_positive("bins", bins, "[1, 2, 3, 6]")
+        super().__init__(in_channels, num_classes, partial(_PyramidPooling, in_channels, bins), **options)
+
+
+@register("head", "aspp")
+class ASPPHead(ContextHead):
+    """DeepLabv3's head: dilated 3×3 convolutions side by side, a 1×1 one and the image's mean, then the classifier.
+
+    >>> ASPPHead(16, 5, width=8, hidden=32)(torch.randn(2, 16, 6, 7)).shape
+    torch.Size([2, 5, 6, 7])
+
+    Args:
+        rates: Dilations of the 3×3 convolutions.
+    """
+
+    def __init__(
+        self, in_channels: int, num_classes: int, *, rates: Sequence[int] = (6, 12, 18), **options: Any
+    ) -> None:
+        _check_positive("rates", rates, "[6, 12, 18]")
+        super().__init__(in_channels, num_classes, partial(_ASPP, in_channels, rates), **options)
+
+
+@register("head", "attention")
+class AttentionHead(ContextHead):
+    """Self-attention over all nodes, with a learned function of relative position, then the unary classifier.
+
+    >>> AttentionHead(16, 5, width=8, hidden=32)(torch.randn(2, 16, 6, 7)).shape
+    torch.Size([2, 5, 6, 7])
+
+    Args:
+        layers: Layers of attention; with `feed_forward` they make a transformer.
+        feed_forward: Whether a network of two layers, four times as wide, follows each attention.
+    """
+
+    def __init__(
+        self, in_channels: int, num_classes: int, *, layers: int = 1, feed_forward: bool = False, **options: Any
+    ) -> None:
+        if layers < 1:
+            raise InputError(f"layers is {layers}; give a whole number, at least 1")
+        super().__init__(
+            in_channels, num_classes, partial(_AttentionLayers, in_channels, layers, feed_forward), **options
+        )
+
+
+class _PyramidPooling(nn.Module):
+    def __init__(self, in_channels: int, bins: Sequence[int], width: int) -> None:
+        super().__init__()
+        self.bins = tuple(bins)
+        narrow = max(1, width // len(bins))
+        self.project = nn.ModuleList(_convolution(in_channels, narrow, kernel=1) for _ in bins)
+        self.fuse = _convolution(in_channels + len(bins) * narrow, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        levels = [x]
+        for bins, project in zip(self.bins, self.project, strict=True):
+            pooled = torch.relu(project(functional.adaptive_avg_pool2d(x, bins)))
+            levels.append(functional.interpolate(pooled, x.shape[2:], mode="bilinear", align_corners=False))
+        return torch.relu(self.fuse(torch.cat(levels, 1)))
+
+
+class _ASPP(nn.Module):
+    def __init__(self, in_channels: int, rates: Sequence[int], width: int) -> None:
+        super().__init__()
+        dilated = [_convolution(in_channels, width, rate) for rate in rates]
+        self.branches = nn.ModuleList([_convolution(in_channels, width, kernel=1), *dilated])
+        self.image = _convolution(in_channels, width, kernel=1)
+        self.fuse = _convolution(width * (len(rates) + 2), width, kernel=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        whole = self.image(x.mean((2, 3), keepdim=True)).expand(-1, -1, *x.shape[2:])
+        branches = [*(branch(x) for branch in self.branches), whole]
+        return torch.relu(self.fuse(torch.relu(torch.cat(branches, 1))))
+
+
+class _AttentionLayers(nn.Module):
+    def __init__(self, in_channels: int, layers: int, feed_forward: bool, width: int) -> None:
+        super().__init__()
+        self.project = nn.Linear(in_channels, width)
+        self.layers = nn.ModuleList(_AttentionLayer(width, feed_forward) for _ in range(layers))
+
+    def forward(self, x: Tensor) -> Tensor:
+        size = x.shape[2:]
+        nodes = self.project(x.flatten(2).transpose(1, 2))  # (B, N, width)
+        for layer in self.layers:
+            nodes = layer(nodes, size)
+        maps: Tensor = nodes.transpose(1, 2).unflatten(2, size)
+        return maps
+
+
+class _AttentionLayer(nn.Module):
+    """Pre-norm attention; queries, keys and values of a head have width / heads channels, rounded up."""
+
+    def __init__(self, width: int, feed_forward: bool) -> None:
+        super().__init__()
+        self.channels = math.ceil(width / ATTENTION_HEADS)
+        self.norm = nn.LayerNorm(width)
+        self.qkv = nn.Linear(width, 3 * ATTENTION_HEADS * self.channels)
+        self.position = nn.Sequential(nn.Linear(2, 32), nn.ReLU(), nn.Linear(32, ATTENTION_HEADS))
+        self.output = nn.Linear(ATTENTION_HEADS * self.channels, width)
+        self.feed_forward: nn.Module | None = None
+        if feed_forward:
+            self.feed_forward = nn.Sequential(
+                nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+            )
+
+    def forward(self, nodes: Tensor, size: Sequence[int]) -> Tensor:
+        joined = self.qkv(self.norm(nodes)).unflatten(2, (3, ATTENTION_HEADS, self.channels))  # (B, N, 3, heads, c)
+        query, key, value = joined.permute(2, 0, 3, 1, 4)
+        mixed = functional.scaled_dot_product_attention(query, key, value, self.position_bias(size, nodes))
+        nodes = nodes + self.output(mixed.transpose(1, 2).flatten(2))
+        return nodes if self.feed_forward is None else nodes + self.feed_forward(nodes)
+
+    def position_bias(self, size: Sequence[int], like: Tensor) -> Tensor:
+        """A learned function of (dy, dx), in units of the short edge, for every pair of nodes: (heads, N, N)."""
+        height, width = size
+        rows, columns = (torch.arange(1 - n, n, device=like.device, dtype=like.dtype) for n in (height, width))
+        offsets = torch.stack(torch.meshgrid(rows, columns, indexing="ij"), -1) / min(height, width)
+        table = self.position(offsets)  # (2h − 1, 2w − 1, heads)
+        y, x = (torch.arange(n, device=like.device) for n in (height, width))
+        dy, dx = y[:, None] - y + height - 1, x[:, None] - x + width - 1
+        bias: Tensor = table[dy[:, None, :, None], dx[None, :, None, :]]  # (h, w, h, w, heads)
+        return bias.flatten(2, 3).flatten(0, 1).permute(2, 0, 1)
 
 
 def _message_parameters(in_channels: int, num_classes: int, relations: Sequence[Relation], hidden: int) -> int:
@@ -144,25 +301,34 @@ def matching_width(build: Callable[[int], nn.Module], parameters: int, tolerance
     >>> matching_width(lambda width: nn.Linear(10, width), 331)
     30
     """
+    width = nearest_width(build, parameters)
+    if _mismatch(build, width, parameters) > tolerance:
+        raise InputError(
+            f"no width comes within {tolerance:.0%} of {parameters} parameters (width {width} has "
+            f"{_size(build, width)}); compare with a larger head"
+        )
+    return width
 
-    def size(width: int) -> int:
-        with torch.device("meta"):
-            return parameter_count(build(width))
 
+def nearest_width(build: Callable[[int], nn.Module], parameters: int) -> int:
+    """The width at which a network comes closest to a number of parameters; no memory is used."""
     high = 1
-    while size(high) < parameters:
+    while _size(build, high) < parameters:
         high *= 2
     low = max(1, high // 2)
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if size(middle) < parameters else (low, middle)
-    width = min((low, high), key=lambda width: abs(size(width) - parameters))
-    if abs(size(width) - parameters) > tolerance * parameters:
-        raise InputError(
-            f"no width comes within {tolerance:.0%} of {parameters} parameters (width {width} has {size(width)}); "
-            "compare with a larger head"
-        )
-    return width
+        low, high = (middle, high) if _size(build, middle) < parameters else (low, middle)
+    return min((low, high), key=lambda width: _mismatch(build, width, parameters))
+
+
+def _mismatch(build: Callable[[int], nn.Module], width: int, parameters: int) -> float:
+    return abs(_size(build, width) - parameters) / parameters
+
+
+def _size(build: Callable[[int], nn.Module], width: int) -> int:
+    with torch.device("meta"):
+        return parameter_count(build(width))
 
 
 def parameter_count(module: nn.Module) -> int:
@@ -174,8 +340,21 @@ def parameter_count(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 
 
-def _convolution(inputs: int, outputs: int, dilation: int) -> nn.Conv2d:
-    convolution = nn.Conv2d(inputs, outputs, 3, padding=dilation, dilation=dilation)
+def _check_positive(name: str, values: Sequence[int], example: str) -> None:
+    if not values or not all(type(value) is int and value > 0 for value in values):
+        raise InputError(f"{name} are {list(values)}; give whole numbers above zero such as {example}")
+
+
+def _convolutions(in_channels: int, dilations: Sequence[int], width: int) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for index, dilation in enumerate(dilations):
+        layers += [_convolution(width if index else in_channels, width, dilation), nn.ReLU()]
+    return nn.Sequential(*layers)
+
+
+def _convolution(inputs: int, outputs: int, dilation: int = 1, kernel: int = 3) -> nn.Conv2d:
+    padding = dilation * (kernel // 2)
+    convolution = nn.Conv2d(inputs, outputs, kernel, padding=padding, dilation=dilation)
     nn.init.kaiming_normal_(convolution.weight, nonlinearity="relu")
     assert convolution.bias is not None
     nn.init.zeros_(convolution.bias)

@@ -280,6 +280,8 @@ class TrainConfig:
                 f"the loss {loss} is for the head {' or '.join(heads)}, not {head}; set model.head.kind={heads[0]}, or "
                 "loss.kind=cross_entropy"
             )
+        if self.loss.get("iteration_weights") and not hasattr(head_class(self.model.head), "forward_iterations"):
+            raise InputError(f"{head} has no iterations; set loss.iteration_weights=[], or model.head.kind=message")
         if method != "gradient" and self.data.balance:
             raise InputError(f"{method} training looks at every image once; set data.balance=0, or run.method=gradient")
         tied = {"forward": False, "dagger": True}.get(method)

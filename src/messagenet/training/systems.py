@@ -101,6 +101,14 @@ SYSTEMS: dict[str, System] = {
             {"model.head": {KIND: "convolution", "dilations": list(DILATIONS)}, "loss": "cross_entropy"},
             "control: dilated convolutions",
         ),
+        _head("pyramid_pooling", "control: pyramid pooling (PSPNet)"),
+        _head("aspp", "control: ASPP (DeepLabv3)"),
+        _head("attention", "control: attention", layers=1, feed_forward=False),
+        System(
+            "transformer",
+            {"model.head": {KIND: "attention", "layers": 2, "feed_forward": True}, "loss": "cross_entropy"},
+            "control: transformer of two layers",
+        ),
         _head("message", "learned messages"),
         *(
             System(
