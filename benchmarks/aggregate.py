@@ -5,6 +5,7 @@
     naive   Σ_q relu(W [f_p ; f_q] + b)      one product per edge, over a list of all edges
     loop    Σ_q relu(P_p + Q_q)              P, Q per node; a Python loop over the 168 offsets
     fused   Σ_q relu(P_p + Q_q)              `messagenet.message_passing.relu_sum`
+    gated   Σ_q relu(P_p + Q_q) ⊙ R_q        the same with a gate
 
 `forward_vs_naive` compares the step from edges to sums. The cost of P and Q (two products per node) is printed as well,
 and included in `forward_vs_naive_with_projections`.
@@ -46,23 +47,23 @@ def naive_sum(features: Tensor, first: nn.Linear, receivers: Tensor, senders: Te
     return total.reshape(*features.shape[:3], HIDDEN)
 
 
-def forward(backend: str, receiver: Tensor, sender: Tensor) -> Callable[[], Tensor]:
+def forward(backend: str, receiver: Tensor, sender: Tensor, *gate: Tensor) -> Callable[[], Tensor]:
     """Returns a function that sums with a backend."""
 
     def run() -> Tensor:
         with use_backend(backend):
-            return relu_sum(receiver, sender, OFFSETS)
+            return relu_sum(receiver, sender, OFFSETS, *gate)
 
     return run
 
 
-def forward_backward(backend: str, receiver: Tensor, sender: Tensor) -> Callable[[], object]:
-    """Returns a function that sums and computes both gradients with a backend."""
+def forward_backward(backend: str, receiver: Tensor, sender: Tensor, *gate: Tensor) -> Callable[[], object]:
+    """Returns a function that sums and computes all gradients with a backend."""
 
     def run() -> object:
         with use_backend(backend):
-            total = relu_sum(receiver, sender, OFFSETS)
-            return torch.autograd.grad(total.sum(), (receiver, sender))
+            total = relu_sum(receiver, sender, OFFSETS, *gate)
+            return torch.autograd.grad(total, (receiver, sender, *gate), torch.ones_like(total))
 
     return run
 
@@ -102,7 +103,9 @@ def main() -> None:
     to_receiver, to_sender = first.weight[:, :CHANNELS], first.weight[:, CHANNELS:]
     receiver = (features @ to_receiver.T + first.bias).detach().requires_grad_()
     sender = (features @ to_sender.T).detach().requires_grad_()
+    gate = torch.randn_like(sender, requires_grad=True)
     fused, loop = (forward(backend, receiver, sender) for backend in ("numba", "loop"))
+    gated = forward("numba", receiver, sender, gate)
 
     def from_features() -> Tensor:
         return relu_sum(features @ to_receiver.T + first.bias, features @ to_sender.T, OFFSETS)
@@ -110,7 +113,7 @@ def main() -> None:
     with torch.no_grad():
         edges = edge_list()
         torch.testing.assert_close(naive_sum(features, first, *edges), from_features(), rtol=1e-3, atol=1e-2)
-        both = seconds({"fused": fused, "loop": loop, "from features": from_features}, turns=40)
+        both = seconds({"fused": fused, "gated": gated, "loop": loop, "from features": from_features}, turns=40)
         both |= seconds({"naive": lambda: naive_sum(features, first, *edges)}, turns=3)
         half, narrow = features[..., : CHANNELS // 2].contiguous(), nn.Linear(CHANNELS, HIDDEN)
         both |= seconds({"naive, 256 features": lambda: naive_sum(half, narrow, *edges)}, turns=3)
@@ -118,7 +121,8 @@ def main() -> None:
         torch.set_num_threads(1)
         single = seconds({"fused": fused, "loop": loop}, turns=15)
         torch.set_num_threads(threads)
-    train = seconds({name: forward_backward(name, receiver, sender) for name in ("numba", "loop")}, turns=15)
+    trained = {name: forward_backward(name, receiver, sender) for name in ("numba", "loop")}
+    train = seconds({**trained, "gated": forward_backward("numba", receiver, sender, gate)}, turns=15)
     cold, warm = first_calls()
 
     work = len(edges[0]) * HIDDEN
@@ -128,6 +132,8 @@ def main() -> None:
         ("forward", both["fused"], "loop", both["loop"]),
         ("forward, 1 thread", single["fused"], "loop", single["loop"]),
         ("forward + backward", train["numba"], "loop", train["loop"]),
+        ("forward", both["fused"], "gated", both["gated"]),
+        ("forward + backward", train["numba"], "gated", train["gated"]),
         ("with projections", both["from features"], "naive", both["naive"]),
     ):
         print(f"{name:19} fused {1e3 * ours:7.2f} ms   {other:5} {1e3 * theirs:7.2f} ms")
@@ -142,6 +148,8 @@ def main() -> None:
         forward_vs_naive=both["naive"] / both["fused"],
         forward_vs_naive_256_features=both["naive, 256 features"] / both["fused"],
         train_vs_loop=train["loop"] / train["numba"],
+        gated_forward_vs_plain=both["gated"] / both["fused"],
+        gated_train_vs_plain=train["gated"] / train["numba"],
         extra_memory_nh=peak_extra_memory(receiver, sender),
         forward_vs_naive_with_projections=both["naive"] / both["from features"],
         forward_vs_loop_one_thread=single["loop"] / single["fused"],
