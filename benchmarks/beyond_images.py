@@ -1,4 +1,4 @@
-"""Accuracy of the examples over seeds: snakes against the number of iterations, chains, a small code.
+"""Accuracy of the examples over seeds: snakes against the number of iterations, chains, an LDPC code.
 
     python benchmarks/beyond_images.py
     python benchmarks/beyond_images.py --only snakes --file snakes.npz --plot snakes.svg

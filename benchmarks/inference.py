@@ -1,10 +1,10 @@
-"""Computed messages beside their peers: belief propagation on grids, exact inference, the dense CRF.
+"""Computed messages against other libraries: belief propagation on grids, exact inference, the dense CRF.
 
 Grids: 64×64 and 128×128, K = 21, 10 synchronous iterations, with one table for all edges and with one per edge, forward
 and forward + backward, against PGMax (JAX). Exact marginals of a small grid against pgmpy, which has no belief
 propagation on loopy graphs. Dense CRF: 500×375, K = 21, 10 iterations, construction of the lattice included, one image
 and a batch of eight, against pydensecrf. One thread and float32 everywhere. Peers are installed into their own
-environments on first use; one that does not install is reported as absent. Answers are compared as well.
+environments on first use; one that does not install is reported as absent. Results are compared as well as times.
 """
 
 from __future__ import annotations

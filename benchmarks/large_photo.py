@@ -1,6 +1,6 @@
 """Memory and time of `messagenet predict` on a photo of 20 megapixels (a 5184×3888 JPEG).
 
-The command runs in its own process, whose peak resident memory the system reports at its end (Linux, macOS). The model
+The command runs in its own process; the system reports its peak resident memory at the end (Linux, macOS). The model
 is an efficientnet_lite0 with messages and random weights; the time does not depend on the weights.
 """
 

@@ -1,4 +1,4 @@
-"""Cost of a training step with learned messages and with conventional CRF learning, as the classes grow.
+"""Cost of a training step with learned messages and with conventional CRF learning, as the number of classes grows.
 
 The same features (one image, 32×32 nodes, 256 channels), the paper's three relations with their whole range boxes, 256
 hidden units: forward, loss and backward of the head,
@@ -9,7 +9,7 @@ hidden units: forward, loss and backward of the head,
     likelihood          marginals by belief propagation, at most 20 iterations            K²
 
 Every row has its own process, hence its own peak memory; its time is the minimum over several steps. Beyond 21 classes,
-a row that would not fit the memory, or would exceed its budget of seconds, is not run: the table says what it would
+a row that would not fit into memory, or would exceed its budget of seconds, is not run: the table says what it would
 need, extrapolated from the last row measured.
 """
 

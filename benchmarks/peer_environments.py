@@ -1,7 +1,7 @@
 """Libraries to compare with, each in its own virtual environment, installed from the package index on first use.
 
 A peer runs in its own process because it needs other versions of our dependencies. It reads the problem from an npz
-file, solves it on one core, and writes its answer and its times, so that answers are compared as well as times.
+file, solves it on one core, and writes its result and its times, so that results are compared as well as times.
 """
 
 from __future__ import annotations

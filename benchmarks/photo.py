@@ -2,8 +2,8 @@
 
     python benchmarks/photo.py --model src/messagenet/bundled/voc-animals --peer deeplabv3_mnv2_pascal_quant.tflite
 
-The peer is Google's DeepLabv3 with a MobileNetV2 in 8-bit integers, at its 513×513 pixels, in TensorFlow Lite on the
-same number of threads. The two take turns, each in its own process (`peers/photo_labels.py` is ours). Default model:
+The peer is Google's DeepLabv3 with a MobileNetV2 in 8-bit integers, at 513×513 pixels, in TensorFlow Lite on the
+same number of threads. The two take turns, each in its own process (`peers/photo_labels.py` runs ours). Default model:
 the preset `fast` with random weights.
 """
 

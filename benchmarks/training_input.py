@@ -3,7 +3,7 @@
 Generated photos of 500×375 pixels, as JPEG with PNG masks of 21 classes; the preset `fast` with random weights. First
 the preset's own pipeline (decode, scale, crop, recolour in worker processes): the share of a step spent waiting for a
 batch. Then three ways to train on the whole photos, all on the same pixels: end to end, the head on a frozen backbone,
-and the head on cached features; the last two also with a loss at the nodes, and behind the paper's VGG-16. The time of
+and the head on cached features; the last two also with a loss at the nodes, and with the paper's VGG-16. The time of
 an epoch is that of its steps, without filling the cache.
 
 A cache saves at most the backbone's share: (backbone + head) / head. EfficientNet-Lite0 is designed to be cheap, so

@@ -1,7 +1,7 @@
 """Tagging sequences with learned messages, against the exact CRF (forward-backward) on the same features.
 
 The sequences come from a hidden Markov model, so the CRF has the right form. It needs log Z at every training step;
-messages are trained by plain classification and never compute it.
+messages train by plain classification and never compute it.
 """
 
 from __future__ import annotations

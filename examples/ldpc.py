@@ -1,7 +1,7 @@
 """Decoding a short LDPC code by belief propagation, and by belief propagation with learned corrections.
 
-A short code has many short cycles, on which belief propagation errs. The head starts as belief propagation and learns
-what to add to its messages.
+A short code has many short cycles, on which belief propagation is inexact. The head starts as belief propagation and
+learns corrections to its messages.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""How far do messages carry? Every cell of a snake learns its position along it, ten cells from head to tail.
+"""How far do messages carry? Every cell of a snake infers its position along it, ten cells from head to tail.
 
-The benchmark of Decision Tree Fields (Nowozin, Rother, Bagon, Sharp, Yao & Kohli, ICCV 2011). A snake is a path of ten
-cells that never meets itself, labelled 1 to 10 from its head, on background labelled 0. A cell shows the step that
-leads on from it (the tenth looks at a background cell), so its label depends on cells up to nine steps away.
+The benchmark of Decision Tree Fields (Nowozin, Rother, Bagon, Sharp, Yao & Kohli, ICCV 2011). A snake is a
+self-avoiding path of ten cells, labelled 1 to 10 from its head, on background labelled 0. A cell shows the step that
+leads on from it (the tenth points at a background cell), so its label depends on cells up to nine steps away.
 
     shown      0 background    1 up    2 right    3 down    4 left
     colours    blue            red     yellow     green     cyan          in the published images

@@ -1,4 +1,4 @@
-"""Copies the files behind a page of results out of a comparison: tables, plots, and one line per training run.
+"""Copies the files behind docs/results.md from a comparison: tables, plots, and one line per training run.
 
     python recipes/publish.py runs/study docs/studies/voc-animals
 

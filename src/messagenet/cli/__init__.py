@@ -23,11 +23,11 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
-    help="Learned message passing for structured prediction: segment images with context that CNNs learn to pass.\n\n"
+    help="Learned message passing for structured prediction: segment images with learned context.\n\n"
     "Start with `messagenet predict photo.jpg` or `messagenet demo`; then "
     "`messagenet train --data folder:DIR --out runs/mine`.",
 )
-data_app = typer.Typer(no_args_is_help=True, help="Look at data sets before training on them.")
+data_app = typer.Typer(no_args_is_help=True, help="Check data sets before training.")
 app.add_typer(data_app, name="data")
 for command in (demo, train, settings, predict, evaluate, compare, tune, infer, serve):
     app.command()(command)

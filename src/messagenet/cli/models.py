@@ -45,7 +45,7 @@ def predict(
         typer.Option(
             "--model",
             "-m",
-            help="Folder of a saved model, such as `runs/mine/best`. Default: the bundled model, which knows "
+            help="Folder of a saved model, such as `runs/mine/best`. Default: the bundled model, for "
             "cats, cows, dogs, horses, people and sheep.",
         ),
     ] = None,
@@ -63,14 +63,14 @@ def predict(
     ray: Annotated[
         bool, typer.Option(help='Distribute the work over a Ray cluster (`pip install "messagenet[ray]"`).')
     ] = False,
-    workers: Annotated[int | None, typer.Option(help="How many processes Ray uses; all by default.")] = None,
+    workers: Annotated[int | None, typer.Option(help="Number of processes that Ray uses. Default: all.")] = None,
     report: Annotated[Path | None, typer.Option(help="Write a self-contained HTML page of the results here.")] = None,
 ) -> None:
     """Segment images of any size.
 
-    `messagenet predict photo.jpg` finds animals and people, `messagenet predict photos/ --model runs/mine/best` what
-    your own model has learned: a palette PNG and an overlay for each photo. Images that cannot be read are left out
-    and named at the end; the exit code is then 2.
+    `messagenet predict photo.jpg` labels animals and people, `messagenet predict photos/ --model runs/mine/best` the
+    classes of your own model. Writes a palette PNG and an overlay per image. Images that cannot be read are skipped
+    and listed at the end; the exit code is then 2.
     """
     from messagenet import api
 
@@ -117,7 +117,7 @@ def evaluate(
         ),
     ] = None,
     data: DataOption = "synthetic",
-    split: Annotated[str, typer.Option(help="Part of the data set to score on.")] = "val",
+    split: Annotated[str, typer.Option(help="Split to score on.")] = "val",
     classes: ClassesOption = None,
     void: ScoredVoidOption = None,
     keep: KeepOption = None,
@@ -126,11 +126,9 @@ def evaluate(
     scales: ScalesOption = "1",
     tile: TileOption = 1024,
     longest_side: LongestSideOption = None,
-    refine: Annotated[
-        bool, typer.Option("--refine", help="Score every model with a dense CRF on top as well.")
-    ] = False,
+    refine: Annotated[bool, typer.Option("--refine", help="Also score every model with a dense CRF on top.")] = False,
     report: Annotated[Path | None, typer.Option(help="Write a self-contained HTML report here.")] = None,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write the scores here.")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the scores here, as JSON.")] = None,
 ) -> None:
     """Score models on labelled images: IoU, accuracy, boundaries, calibration.
 
@@ -181,20 +179,20 @@ def serve(
             "`messagenet demo` if it was run here.",
         ),
     ] = None,
-    port: Annotated[int, typer.Option(help="Port to listen on; 0 for any that is free.")] = 8765,
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 for any free port.")] = 8765,
     host: Annotated[
-        str, typer.Option(help="Address to listen on; only this machine can reach the default.")
+        str, typer.Option(help="Address to listen on. The default accepts this machine only.")
     ] = "127.0.0.1",
     samples: Annotated[
-        Path | None, typer.Option(help="Folder of images to offer; photographs and synthetic scenes by default.")
+        Path | None, typer.Option(help="Folder of sample images. Default: photos and synthetic scenes.")
     ] = None,
     browser: Annotated[
-        bool | None, typer.Option("--open/--no-open", help="Show the page in the browser. By default on a terminal.")
+        bool | None, typer.Option("--open/--no-open", help="Open the page in a browser. Default: if run in a terminal.")
     ] = None,
 ) -> None:
-    """Open the message explorer: a local page that shows which messages led to a decision.
+    """Open the message explorer: a local page that shows which messages led to a label.
 
-    `messagenet serve --model runs/mine/best` needs `pip install "messagenet[serve]"`. Ctrl-C ends it.
+    `messagenet serve --model runs/mine/best` needs `pip install "messagenet[serve]"`. Ctrl-C stops it.
     """
     from messagenet.explorer import serve as serve_explorer
 
@@ -220,9 +218,9 @@ def train(
 ) -> None:
     """Train a model on a data set.
 
-    `messagenet train --data folder:street --out runs/street` trains a small, strong network on
-    `street/images` and `street/masks`; the best model is then in `runs/street/best`. Without a preset, `tiny` is
-    used for generated scenes and `finetune` for photographs. Ctrl-C stops after the current step; `--resume` continues.
+    `messagenet train --data folder:street --out runs/street` trains a small, strong network on `street/images` and
+    `street/masks`, and saves the best model in `runs/street/best`. The default preset is `tiny` for synthetic scenes
+    and `finetune` for photos. Ctrl-C stops after the current step; `--resume` continues.
     """
     from messagenet import api
     from messagenet.training import Bar
@@ -254,7 +252,7 @@ def settings(
         str, typer.Argument(help="`default`, `fast`, `finetune`, `tiny`, `paper-vgg16`, or a YAML file.")
     ] = "default",
 ) -> None:
-    """Print every setting of a training, with its meaning and its value in a preset.
+    """Print every training setting, with its meaning and its value in a preset.
 
     `messagenet settings fast > mine.yaml`, edit, then `messagenet train --config mine.yaml --data folder:DIR`.
     """
@@ -266,9 +264,7 @@ def settings(
 def tune(
     model: Annotated[Path, typer.Option("--model", "-m", help="Folder of a saved model.")],
     data: DataOption,
-    split: Annotated[
-        str, typer.Option(help="Part of the data set to search on, which is neither trained nor scored on.")
-    ],
+    split: Annotated[str, typer.Option(help="Split to search on; use one for neither training nor scoring.")],
     classes: ClassesOption = None,
     void: ScoredVoidOption = None,
     keep: KeepOption = None,
@@ -276,13 +272,13 @@ def tune(
     limit: Annotated[int, typer.Option(help="Use at most this many images.")] = 100,
     out: Annotated[
         Path | None,
-        typer.Option("--out", "-o", help="Folder for the tuned model; by default its own with “-tuned” added."),
+        typer.Option("--out", "-o", help="Folder for the tuned model. Default: the model's, with “-tuned” added."),
     ] = None,
 ) -> None:
-    """Search what training does not learn on held-out images.
+    """Tune the settings that training does not learn, on held-out images.
 
-    That is the pairwise scale of `context_crf`, `crf_pseudo` and `crf_likelihood`, and the kernels of `deeplab_crf`.
-    `messagenet tune --model runs/crf/best --data voc:DIR --split train`, if it was trained on another part.
+    These are the pairwise scale of `context_crf`, `crf_pseudo` and `crf_likelihood`, and the kernels of `deeplab_crf`.
+    `messagenet tune --model runs/crf/best --data voc:DIR --split train`, if it was trained on another split.
     """
     from messagenet.data import Subset, open_data
     from messagenet.models import SegmentationModel

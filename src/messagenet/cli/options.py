@@ -17,34 +17,36 @@ from rich.text import Text
 from messagenet.errors import InputError, Note
 
 DATA_HELP = (
-    "Data set: generated scenes `synthetic`, `synthetic:COUNT`, `noisy`, `noisy:COUNT`; `folder:DIR` (images/, "
+    "Data set: synthetic scenes `synthetic`, `synthetic:COUNT`, `noisy`, `noisy:COUNT`; `folder:DIR` (images/, "
     "masks/, classes.txt), `voc:DIR`, `voc:DIR,SBD_DIR`, `sbd:DIR`."
 )
 DataOption = Annotated[str, typer.Option("--data", "-d", help=DATA_HELP)]
-ClassesOption = Annotated[Path | None, typer.Option(help="Class list, if the data set has none of its own.")]
+ClassesOption = Annotated[
+    Path | None, typer.Option(help="Class list (one class per line, or JSON), if the data set has none.")
+]
 VoidOption = Annotated[list[int] | None, typer.Option(help="Mask value that means “not labelled”; repeatable.")]
 ScoredVoidOption = Annotated[
-    list[int] | None,
-    typer.Option(help="Mask value that means “not labelled”; repeatable. By default those of the training."),
+    list[int] | None, typer.Option(help="Mask value that means “not labelled”; repeatable. Default: as in training.")
 ]
 KeepOption = Annotated[str | None, typer.Option(help="Comma-separated classes to keep, e.g. `background,cat,dog`.")]
-RestOption = Annotated[str, typer.Option(help="What the other classes become: `void` or `background`.")]
-TrainedRestOption = Annotated[
-    str | None, typer.Option(help="What the classes not kept become: `void` or `background`.")
+RestOption = Annotated[str, typer.Option(help="What all other classes become: `void` or `background`.")]
+TrainedRestOption = Annotated[str | None, typer.Option(help="What all other classes become: `void` or `background`.")]
+FlipOption = Annotated[bool, typer.Option(help="Also predict the mirror image, and average.")]
+ScalesOption = Annotated[
+    str, typer.Option(help="Comma-separated scales to predict at and average, e.g. `0.75,1,1.25`.")
 ]
-FlipOption = Annotated[bool, typer.Option(help="Also predict the mirror image and average.")]
-ScalesOption = Annotated[str, typer.Option(help="Comma-separated sizes to predict at and average, e.g. `0.75,1,1.25`.")]
-TileOption = Annotated[int, typer.Option(help="Images larger than this many pixels are predicted in tiles.")]
+TileOption = Annotated[int, typer.Option(help="Predict images with a longer side than this in tiles.")]
 LongestSideOption = Annotated[
     int | None,
     typer.Option(
-        help="Larger images are reduced to this many pixels first, and the answer is enlarged; 0 for never. By "
-        "default what the model is for: the bundled model is for photographs of 384."
+        help="Reduce larger images to this many pixels first, and upsample the result; 0 for never. Default: the "
+        "model's working size, which is 384 for the bundled model."
     ),
 ]
 SYSTEMS_HELP = (
     "`message`, `unary`, `context_crf`, `crf_pseudo`, `crf_likelihood`, `deeplab_crf`, `deeplab_mcl`, `crf_rnn`, "
-    "`inference_machine`, `machine_forward`, `machine_dagger`, `ensemble`, `convolution`, `dilated`, `fcn8s`"
+    "`inference_machine`, `machine_forward`, `machine_dagger`, `fcn8s`; controls: `ensemble`, `convolution`, "
+    "`dilated`, `pyramid_pooling`, `aspp`, `attention`, `transformer`"
 )
 
 

@@ -27,12 +27,12 @@ from messagenet.errors import InputError, write_atomically
 
 def demo(
     out: Annotated[Path, typer.Option(help="Folder for the models and images.")] = Path("demo"),
-    seed: Annotated[int, typer.Option(help="Seed of the scenes and of the training.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of scenes and training.")] = 0,
 ) -> None:
-    """Segment two photographs with the bundled model; then see what messages add on synthetic scenes.
+    """Segment two photos with the bundled model; then see what messages add on synthetic scenes.
 
-    In the scenes, sky and water look the same, and so do cloud, foam and snow: only the arrangement tells. A unary and
-    a message model learn them and are compared. The photographs are scikit-image's (`pip install "messagenet[demo]"`).
+    In the scenes, sky and water look the same, and so do cloud, foam and snow; only their arrangement differs. Trains
+    a unary and a message model and compares them. The photos are scikit-image's (`pip install "messagenet[demo]"`).
     """
     from messagenet.demo import run_demo
 
@@ -46,8 +46,8 @@ def compare(
         typer.Option(
             "--systems",
             "-s",
-            help=f"Comma-separated systems: {SYSTEMS_HELP}, `message_t1` to `message_t3`; or the word `all`, for those "
-            "that the backbone can carry. `unary,convolution,context_crf,message` by default.",
+            help=f"Comma-separated systems: `message_t1` to `message_t3`, {SYSTEMS_HELP}; or `all`, for those that fit "
+            "the backbone. Default: `unary,convolution,context_crf,message`.",
         ),
     ] = None,
     study: Annotated[
@@ -60,27 +60,24 @@ def compare(
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="Change a setting of all systems: `a.b=value`; repeatable.")
     ] = None,
-    seeds: Annotated[
-        str | None, typer.Option(help="Comma-separated seeds of the trainings; `0,1,2` by default.")
-    ] = None,
+    seeds: Annotated[str | None, typer.Option(help="Comma-separated training seeds. Default: `0,1,2`.")] = None,
     classes: ClassesOption = None,
     void: VoidOption = None,
     keep: KeepOption = None,
     rest: TrainedRestOption = None,
     held_out: Annotated[
-        int | None,
-        typer.Option(help="Training images held out from all systems, to tune what training does not learn; 20."),
+        int | None, typer.Option(help="Training images held out from all systems, to tune settings on. Default: 20.")
     ] = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over the training images.")] = None,
 ) -> None:
     """Train and score systems side by side, with equal budgets and seeds, and write one table.
 
     `messagenet compare --systems unary,message,crf_rnn --data synthetic --out comparisons/scenes` writes comparison.md,
-    .csv, .json and plots. Systems that are finished are not trained again, so an interrupted comparison continues.
+    .csv, .json and plots. An interrupted comparison continues: finished systems are not trained again.
 
-    An equal budget is the same number of steps with the same batches; systems that are fitted without steps (forward
-    and DAgger inference machines) look at as many images as those steps would show. Without a preset, systems start
-    from `tiny` on generated scenes and from `fast` on photographs.
+    Equal budgets are the same number of steps with the same batches. Systems fitted without gradient steps (forward
+    and DAgger inference machines) see as many images as the others. The default preset is `tiny` on synthetic scenes
+    and `fast` on photos.
     """
     from messagenet.studies import Study, read_study, results_table
     from messagenet.studies import compare as compare_systems
@@ -134,10 +131,10 @@ def infer(
     model: Annotated[Path, typer.Argument(help="A `.uai` (MARKOV or BAYES) or libDAI `.fg` file.")],
     evidence: Annotated[Path | None, typer.Option("--evidence", "-e", help="UAI evidence file.")] = None,
     engine: Annotated[str, typer.Option(help="`exact`, `bp`, `trw`, `trws` (MAP only) or `mf`.")] = "exact",
-    task: Annotated[str, typer.Option(help="`mar` marginals, `pr` log10 Z, `map` the most probable state.")] = "mar",
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="File to write; the terminal by default.")] = None,
+    task: Annotated[str, typer.Option(help="`mar`: marginals, `pr`: log10 Z, `map`: the most probable state.")] = "mar",
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="File to write. Default: standard output.")] = None,
 ) -> None:
-    """Answer a query on a discrete graphical model, and write it as the UAI competitions do.
+    """Answer a query on a discrete graphical model, in the output format of the UAI competitions.
 
     `messagenet infer grid.uai --evidence grid.evid --engine bp --task mar --out grid.MAR`
     """
@@ -157,15 +154,15 @@ def infer(
 
 def check(
     data: Annotated[str, typer.Argument(help=DATA_HELP)],
-    split: Annotated[str | None, typer.Option(help="Part of the data set; all of it by default.")] = None,
+    split: Annotated[str | None, typer.Option(help="Split to check. Default: all.")] = None,
     sheet: Annotated[Path | None, typer.Option(help="Write a contact sheet (PNG) here.")] = None,
     classes: ClassesOption = None,
     void: VoidOption = None,
     every: Annotated[bool, typer.Option("--all", help="List every issue, not one of each kind.")] = False,
 ) -> None:
-    """Count images, sizes and labels, and list everything that would stop a training.
+    """Count images, sizes and labels, and list everything that would stop training.
 
-    Issues of one kind are listed once, with the first files that have them. Exits with 2 if there is an issue.
+    Issues of one kind are listed once, with the first files that have them. Exits with 2 if there are issues.
     """
     from messagenet.data import check_data, open_data
     from messagenet.report import contact_sheet, save_png

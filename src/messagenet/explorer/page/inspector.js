@@ -45,7 +45,7 @@ export function createInspector(store, session) {
 function invitation(state) {
   if (!shown(state)) return "Open a photo, then click a pixel to see every message that its node receives.";
   if (!modelShown(state)?.explainable) {
-    return `“${state.model}” works without messages, so there is nothing to explain. Choose another model.`;
+    return `“${state.model}” passes no messages, so there is nothing to explain. Choose another model.`;
   }
   const side = Math.round(shown(state)?.stride ?? 0);
   return (

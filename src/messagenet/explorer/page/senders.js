@@ -86,7 +86,7 @@ export function createSenders(store, session) {
     }
     byId("senders-note").textContent = all.length
       ? "The strongest messages on either side. Click one to explain its sender."
-      : "No messages through the relations shown.";
+      : "No messages in the relations shown.";
 
     /**
      * @param {Message} message
