@@ -371,7 +371,7 @@ def test_evaluate_scores_what_predict_writes(model, tmp_path, arguments, options
         ("loss.kind=piecewise", "set model.head.kind=crf"),
         ("loss.label_smoothing=2", "label_smoothing is 2"),
         ("run.method=daggre", 'did you mean "dagger"'),
-        ("optimiser.name=adam", 'did you mean "adamw"'),
+        ("optimiser.kind=adam", 'did you mean "adamw"'),
         ("run.cache_features=true", "freeze_backbone"),
         ("data.keep=[nowhere]", "nowhere"),
         ("steps=3", 'did you mean "run.steps"'),

@@ -41,7 +41,7 @@ from messagenet.studies.tables import (
 from messagenet.training import DataSets, TrainCallback, TrainConfig, load_config, override, train, tune
 from messagenet.training.batches import default_workers
 from messagenet.training.build import build_model, open_sets
-from messagenet.training.config import config_text, head_class
+from messagenet.training.config import config_text
 from messagenet.training.distributed import start_processes
 from messagenet.training.feature_cache import FeatureCache, collate_features, scoring_cache
 from messagenet.training.systems import SYSTEMS, System, custom_system, find_system
@@ -81,8 +81,9 @@ def compare(
         raise InputError(f"seeds are {list(seeds)}; give one or more, each once")
     pairs = [(_name_of(found, base), _name_of(found, other)) for base, other in contrasts]
     shared = _shared_config(found, config)
-    cache = out / "features" if config.run.cache_features else None
-    configs = {(each.name, seed): _system_config(each, shared, seed, cache) for each in found for seed in seeds}
+    configs = {
+        (each.name, seed): _system_config(each, shared, seed, out / "features") for each in found for seed in seeds
+    }
     sets = data or open_sets(config.data)
     check_systems(found, shared, sets.train.classes)
     parts = _hold_out(sets, held_out)
@@ -202,18 +203,18 @@ def _hold_out(sets: DataSets, held_out: int) -> tuple[DataSets, SegmentationData
 
 def _shared_config(systems: Sequence[System], config: TrainConfig) -> TrainConfig:
     """No scoring during training; if one loss is at the nodes only, all are, without label smoothing."""
-    shared = override(config, {"run.evaluate_every": NEVER, "run.cache_features": False})
+    shared = override(config, {"run.evaluate_every": NEVER})
     common = {"loss.resolution": "nodes", "loss.label_smoothing": 0.0}
     at_nodes = any("resolution" not in system.apply(shared).loss for system in systems)
     return override(shared, common) if at_nodes and "resolution" in shared.loss else shared
 
 
-def _system_config(system: System, shared: TrainConfig, seed: int, cache: Path | None) -> TrainConfig:
-    """The configuration of a system; a frozen backbone's features are cached for all systems that can use them."""
+def _system_config(system: System, shared: TrainConfig, seed: int, cache: Path) -> TrainConfig:
+    """The configuration of a system; all systems share the cached features, if they use any."""
     config = override(system.apply(shared), {"run.seed": seed})
-    if cache is None or "loss" in getattr(head_class(config.model.head), "needs_images", ()):
+    if not config.run.cache_features or config.run.cache_folder is not None:
         return config
-    return override(config, {"run.cache_features": True, "run.cache_folder": str(cache)})
+    return override(config, {"run.cache_folder": str(cache)})
 
 
 def _name_of(systems: Sequence[System], wanted: str) -> str:
@@ -225,7 +226,8 @@ def _name_of(systems: Sequence[System], wanted: str) -> str:
 
 def _check_same(path: Path, config: TrainConfig) -> None:
     """Raises if the folder was made with other settings, the cache folder aside."""
-    if path.is_file() and override(load_config(path), {"run.cache_folder": config.run.cache_folder}) != config:
+    before = load_config(path) if path.is_file() else config
+    if replace(before, run=replace(before.run, cache_folder=config.run.cache_folder)) != config:
         raise InputError(f"{path.parent} was made with other settings; give the same, or another folder")
 
 

@@ -2,14 +2,16 @@
 
 from messagenet.training.build import DataSets
 from messagenet.training.config import TrainConfig, load_config, override, preset_names, save_config
-from messagenet.training.inference_machine import train_machine_dagger, train_machine_forward
+from messagenet.training.inference_machine import DaggerTraining, ForwardTraining
 from messagenet.training.loop import train
 from messagenet.training.progress import Bar, RunInfo, TrainCallback, TrainResult, read_log
 from messagenet.training.validate import TuneResult, tune
 
 __all__ = [
     "Bar",
+    "DaggerTraining",
     "DataSets",
+    "ForwardTraining",
     "RunInfo",
     "TrainCallback",
     "TrainConfig",
@@ -21,7 +23,5 @@ __all__ = [
     "read_log",
     "save_config",
     "train",
-    "train_machine_dagger",
-    "train_machine_forward",
     "tune",
 ]

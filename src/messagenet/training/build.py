@@ -16,6 +16,7 @@ from messagenet.data import Augment, Classes, Sample, SegmentationData, Subset, 
 from messagenet.errors import InputError, nearest
 from messagenet.models import InputSpec, SegmentationModel
 from messagenet.models.backbones import load_pretrained
+from messagenet.models.base import head_trait
 from messagenet.models.saving import read_config
 from messagenet.settings import KIND, flat
 from messagenet.training.config import DataConfig, ModelConfig, TrainConfig
@@ -162,7 +163,7 @@ def _first_difference(model: SegmentationModel, trained: SegmentationModel) -> s
     ours, theirs = (
         flat({name: value for name, value in each.config.items() if name != "backbone"}) for each in (model, trained)
     )
-    free = {f"head.{name}" for name in getattr(model.head, "tunable", ())}
+    free = {f"head.{name}" for name in head_trait(model.head, "tunable")}
     for name in {**theirs, **ours}:  # a kind comes before its options
         if name not in free and ours.get(name) != theirs.get(name):
             return f"{name} is {theirs.get(name)} there and {ours.get(name)} here"

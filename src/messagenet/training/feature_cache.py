@@ -42,7 +42,7 @@ from messagenet.data import (
 )
 from messagenet.errors import InputError, write_atomically
 from messagenet.models import SegmentationModel
-from messagenet.models.base import SHARED
+from messagenet.models.base import SHARED, head_trait
 from messagenet.prediction import Predictor
 from messagenet.prediction.predictor import resize
 from messagenet.settings import plain
@@ -226,7 +226,7 @@ def _describe(model: SegmentationModel, data: SegmentationData, settings: CacheS
     return {
         "format": CACHE_FORMAT,
         "backbone": plain(model.config["backbone"]),
-        "levels": plain(getattr(model.head, "level_strides", ())),
+        "levels": plain(head_trait(model.head, "level_strides")),
         "weights": weights.hexdigest(),
         "data": data.name,
         "samples": len(data),

@@ -22,6 +22,7 @@ from messagenet.errors import InputError
 from messagenet.evaluation import Confusion, iou_per_class, mean_iou, pixel_accuracy
 from messagenet.geometry import Features
 from messagenet.models import SegmentationModel
+from messagenet.models.base import head_trait
 from messagenet.prediction import Predictor
 from messagenet.prediction.predictor import most_probable
 from messagenet.prediction.scoring import require_same_classes
@@ -139,7 +140,7 @@ def tune(
         candidates: Values to try for each setting. Default: those of `model.head.tunable`.
         progress: Called with (images done, images in all).
     """
-    candidates = getattr(model.head, "tunable", {}) if candidates is None else candidates
+    candidates = head_trait(model.head, "tunable") if candidates is None else candidates
     if not candidates:
         return []
     require_same_classes(model, data)
