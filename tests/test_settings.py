@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Literal
@@ -28,6 +29,7 @@ from messagenet.settings import (
     find,
     flat,
     help_texts,
+    import_components,
     kinds,
     merge,
     nested,
@@ -164,6 +166,25 @@ class TestRegistry:
         with pytest.raises(InputError, match=r"\(model\.thing\)$"):
             find("thing", "bse", "model.thing")
 
+    def test_an_unknown_group_names_the_nearest(self):
+        with pytest.raises(InputError, match='there is no group "heads" of components: did you mean "head"'):
+            register("heads", "mine")
+
+    def test_a_kind_is_registered_once(self, registry):
+        def define() -> type:
+            @register("thing", "mine")
+            class Mine:
+                pass
+
+            return Mine
+
+        define()
+        again = define()  # as a cell of a notebook that is run twice
+        assert find("thing", "mine") is again
+        with pytest.raises(InputError, match=r'the thing "mine" is .*Mine; register .*Base as another kind'):
+            register("thing", "mine")(Base)
+        assert find("thing", "mine") is again
+
     def test_instances_know_what_builds_them_again(self, registry):
         made = registry["derived"](1, extra=2, size=5)
         assert made.config == {"kind": "derived", "size": 5, "name": "derived", "depth": 1, "width": 2, "extra": 2}
@@ -207,6 +228,40 @@ class TestRegistry:
 
         with pytest.raises(InputError, match=r"^model: size is 0; give at least 1$"):
             build("thing", {"kind": "fussy", "size": 0}, path="model")
+
+
+# Modules that register components.
+
+
+class TestImport:
+    def test_a_file_and_a_module(self, tmp_path, monkeypatch):
+        monkeypatch.setattr("sys.path", list(sys.path))
+        monkeypatch.chdir(tmp_path)
+        for name in ("one_component", "other_component"):
+            text = f"from messagenet.settings import register\n@register('thing', '{name}')\ndef make(): ...\n"
+            (tmp_path / f"{name}.py").write_text(text)
+        import_components(str(tmp_path / "one_component.py"))
+        import_components("other_component")
+        assert kinds("thing")[-2:] == ("one_component", "other_component")
+        import_components("one_component.py")  # once more
+
+    @pytest.mark.parametrize(
+        ("source", "words"),
+        [
+            ("nothing.py", "there is no file nothing.py to import; check the path"),
+            ("no.module", r"no.module cannot be imported \(ModuleNotFoundError: No module named 'no'\); correct it"),
+            ("failing.py", r"failing.py cannot be imported \(ZeroDivisionError: division by zero\)"),
+            ("json.py", 'another module is called "json"; rename json.py'),
+        ],
+    )
+    def test_what_cannot_be_imported_is_one_line(self, source, words, tmp_path, monkeypatch):
+        monkeypatch.setattr("sys.path", list(sys.path))
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / "failing.py").write_text("1 / 0\n")
+        (tmp_path / "json.py").write_text("")
+        with pytest.raises(InputError, match=f"^{words}") as caught:
+            import_components(source)
+        assert "\n" not in str(caught.value)
 
 
 # Components.

@@ -24,10 +24,13 @@ from __future__ import annotations
 import collections.abc
 import dataclasses
 import functools
+import importlib
 import inspect
 import re
+import sys
 import types
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from messagenet.errors import InputError, nearest
@@ -147,6 +150,24 @@ def register(group: str, kind: str) -> Callable[[Factory], Factory]:
         return make
 
     return enter
+
+
+def import_components(source: str) -> None:
+    """Imports a module by its name, or a file `.py`, which registers components; both may import their neighbours."""
+    path = Path(source)
+    is_file = path.suffix == ".py"
+    if is_file and not path.is_file():
+        raise InputError(f"there is no file {source} to import; check the path")
+    folder = str(path.resolve().parent if is_file else Path.cwd())
+    if folder not in sys.path:
+        sys.path.append(folder)
+    try:
+        module = importlib.import_module(path.stem if is_file else source)
+    except Exception as error:  # whatever the user's module raises
+        what = " ".join(f"{type(error).__name__}: {error}".split())
+        raise InputError(f"{source} cannot be imported ({what}); correct it, or the name of the module") from error
+    if is_file and Path(module.__file__ or "").resolve() != path.resolve():
+        raise InputError(f'another module is called "{path.stem}"; rename {source}')
 
 
 def _qualified(make: Callable[..., Any]) -> str:

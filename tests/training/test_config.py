@@ -360,21 +360,21 @@ def test_a_configuration_is_not_changed_by_those_made_from_it() -> None:
 @pytest.mark.parametrize("system", ["machine_forward", "machine_dagger"])
 @pytest.mark.parametrize("preset", preset_names())
 def test_a_method_drops_what_a_preset_has_and_it_does_not_use(preset: str, system: str) -> None:
-    shared = override(load_config(preset), ["data.balance=0.5", "run.ema=0.9", "augment.longest_side=200"])
+    shared = override(load_config(preset), ["run.ema=0.9", "augment.longest_side=200"])
     config = apply_system(override(shared, CACHED), system)
     default = flat(TrainConfig())
     assert {path for path, value in flat(config).items() if value != default.get(path)} <= {
         *(path for path in flat(config) if path.startswith(("model.", "data."))),
         *("run.method", "run.epochs", "run.steps", "run.batch_size", "run.accumulate", "augment.longest_side"),
     }
-    assert (config.augment.longest_side, config.data.balance) == (200, 0)
+    assert config.augment.longest_side == 200
     assert config.run.batch_size == shared.run.batch_size
 
 
 @pytest.mark.parametrize(
     "line",
     [
-        *("augment.mirror=true", "augment.crop=32", "data.balance=0.5", "loss.resolution=pixels", "optimiser.lr=0.1"),
+        *("augment.mirror=true", "augment.crop=32", "loss.resolution=pixels", "optimiser.lr=0.1"),
         *("optimiser.kind=sgd", "schedule.warmup=3", "run.ema=0.9", "run.precision=bf16", "run.evaluate_every=3"),
         *("run.freeze_backbone=true", "run.norm=frozen", "run.log_every=3", "run.checkpoint_every=3"),
     ],

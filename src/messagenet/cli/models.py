@@ -18,6 +18,7 @@ from messagenet.cli.options import (
     ClassesOption,
     DataOption,
     FlipOption,
+    ImportOption,
     KeepOption,
     LongestSideOption,
     RestOption,
@@ -65,6 +66,7 @@ def predict(
     ] = False,
     workers: Annotated[int | None, typer.Option(help="How many processes Ray uses; all by default.")] = None,
     report: Annotated[Path | None, typer.Option(help="Write a self-contained HTML page of the results here.")] = None,
+    imports: ImportOption = None,
 ) -> None:
     """Segment images of any size.
 
@@ -131,6 +133,7 @@ def evaluate(
     ] = False,
     report: Annotated[Path | None, typer.Option(help="Write a self-contained HTML report here.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the scores here.")] = None,
+    imports: ImportOption = None,
 ) -> None:
     """Score models on labelled images: IoU, accuracy, boundaries, calibration.
 
@@ -191,6 +194,7 @@ def serve(
     browser: Annotated[
         bool | None, typer.Option("--open/--no-open", help="Show the page in the browser. By default on a terminal.")
     ] = None,
+    imports: ImportOption = None,
 ) -> None:
     """Open the message explorer: a local page that shows which messages led to a decision.
 
@@ -217,6 +221,7 @@ def train(
     rest: TrainedRestOption = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over the training images.")] = None,
     resume: Annotated[bool, typer.Option(help="Continue an interrupted run in the same folder.")] = False,
+    imports: ImportOption = None,
 ) -> None:
     """Train a model on a data set.
 
@@ -253,6 +258,7 @@ def settings(
     preset: Annotated[
         str, typer.Argument(help="`default`, `fast`, `finetune`, `tiny`, `paper-vgg16`, or a YAML file.")
     ] = "default",
+    imports: ImportOption = None,
 ) -> None:
     """Print every setting of a training, with its meaning and its value in a preset.
 
@@ -278,18 +284,19 @@ def tune(
         Path | None,
         typer.Option("--out", "-o", help="Folder for the tuned model; by default its own with “-tuned” added."),
     ] = None,
+    imports: ImportOption = None,
 ) -> None:
     """Search what training does not learn on held-out images.
 
     That is the pairwise scale of `context_crf`, `crf_pseudo` and `crf_likelihood`, and the kernels of `deeplab_crf`.
     `messagenet tune --model runs/crf/best --data voc:DIR --split train`, if it was trained on another part.
     """
-    from messagenet.data import Subset, open_data
+    from messagenet.data import Subset, open_data, takes
     from messagenet.models import SegmentationModel
     from messagenet.training import tune as search
 
     tuned = SegmentationModel.from_pretrained(model)
-    voids = void or tuned.input.void_values or None
+    voids = void or (tuned.input.void_values if takes(data, "void_values") else None)
     held_out = open_data(data, split, classes, voids, words(keep), rest)  # type: ignore[arg-type]
     with progress("trying") as bar:
         task = bar.add_task("images", total=None)

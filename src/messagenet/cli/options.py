@@ -15,11 +15,28 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from messagenet.errors import InputError, Note
+from messagenet.settings import import_components
 
 DATA_HELP = (
     "Data set: generated scenes `synthetic`, `synthetic:COUNT`, `noisy`, `noisy:COUNT`; `folder:DIR` (images/, "
     "masks/, classes.txt), `voc:DIR`, `voc:DIR,SBD_DIR`, `sbd:DIR`."
 )
+
+
+def _import_all(sources: list[str] | None) -> None:
+    for source in sources or ():
+        import_components(source)
+
+
+ImportOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--import",
+        callback=_import_all,
+        expose_value=False,
+        help="Python file or module that registers components of your own; repeatable.",
+    ),
+]
 DataOption = Annotated[str, typer.Option("--data", "-d", help=DATA_HELP)]
 ClassesOption = Annotated[Path | None, typer.Option(help="Class list, if the data set has none of its own.")]
 VoidOption = Annotated[list[int] | None, typer.Option(help="Mask value that means “not labelled”; repeatable.")]

@@ -12,6 +12,7 @@ from messagenet.cli.options import (
     DATA_HELP,
     SYSTEMS_HELP,
     ClassesOption,
+    ImportOption,
     KeepOption,
     TrainedRestOption,
     VoidOption,
@@ -72,6 +73,7 @@ def compare(
         typer.Option(help="Training images held out from all systems, to tune what training does not learn; 20."),
     ] = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over the training images.")] = None,
+    imports: ImportOption = None,
 ) -> None:
     """Train and score systems side by side, with equal budgets and seeds, and write one table.
 
@@ -136,6 +138,7 @@ def infer(
     engine: Annotated[str, typer.Option(help="`exact`, `bp`, `trw`, `trws` (MAP only) or `mf`.")] = "exact",
     task: Annotated[str, typer.Option(help="`mar` marginals, `pr` log10 Z, `map` the most probable state.")] = "mar",
     out: Annotated[Path | None, typer.Option("--out", "-o", help="File to write; the terminal by default.")] = None,
+    imports: ImportOption = None,
 ) -> None:
     """Answer a query on a discrete graphical model, and write it as the UAI competitions do.
 
@@ -162,6 +165,7 @@ def check(
     classes: ClassesOption = None,
     void: VoidOption = None,
     every: Annotated[bool, typer.Option("--all", help="List every issue, not one of each kind.")] = False,
+    imports: ImportOption = None,
 ) -> None:
     """Count images, sizes and labels, and list everything that would stop a training.
 

@@ -17,12 +17,13 @@ from messagenet.data.dataset import (
     Subset,
     collate,
     hold_out,
+    hold_out_val,
     to_tensor,
     unique_indices,
 )
 from messagenet.data.folder import FolderData
 from messagenet.data.images import decode_image, find_images, read_image, read_mask
-from messagenet.data.open import is_generated, open_data
+from messagenet.data.open import open_data, takes
 from messagenet.data.pairs import as_data
 from messagenet.data.sampling import balanced_indices, epoch_order
 from messagenet.data.scenes import SCENE_CLASSES, SyntheticScenes
@@ -57,11 +58,12 @@ __all__ = [
     "find_images",
     "generator",
     "hold_out",
-    "is_generated",
+    "hold_out_val",
     "open_data",
     "read_classes",
     "read_image",
     "read_mask",
+    "takes",
     "to_tensor",
     "unique_indices",
 ]

@@ -28,7 +28,7 @@ from messagenet.models import SegmentationModel
 from messagenet.models.controls import parameter_count
 from messagenet.prediction import Predictor, score
 from messagenet.settings import KIND
-from messagenet.studies.cost import BackboneUse, Cost, measure_in_subprocess
+from messagenet.studies.cost import BackboneUse, Cost, component_modules, measure_in_subprocess
 from messagenet.studies.study import Study
 from messagenet.studies.tables import (
     RunResult,
@@ -184,7 +184,8 @@ def _build_without_memory(system: System, shared: TrainConfig, classes: Classes)
     if config.model.pretrained_head:
         raise InputError("a comparison trains every head from the beginning; set model.pretrained_head=false")
     with torch.device("meta"):
-        build_model(replace(config, model=replace(config.model, pretrained=None)), classes)
+        model = build_model(replace(config, model=replace(config.model, pretrained=None)), classes).model
+    component_modules({**model.config, "loss": config.loss})
 
 
 def _hold_out(sets: DataSets, held_out: int) -> tuple[DataSets, SegmentationData]:

@@ -23,7 +23,7 @@ from typing import Annotated, Any, Literal
 
 import yaml
 
-from messagenet.data import Augment, is_generated
+from messagenet.data import Augment, takes
 from messagenet.errors import InputError, nearest, write_atomically
 from messagenet.models.base import head_trait
 from messagenet.settings import (
@@ -293,6 +293,8 @@ class TrainConfig:
                 f"the loss {loss} is for the head {' or '.join(heads)}, not {head}; set model.head.kind={heads[0]}, or "
                 "loss.kind=cross_entropy"
             )
+        if method != "gradient" and self.data.balance:
+            raise InputError(f"{method} training looks at every image once; set data.balance=0, or run.method=gradient")
         tied = getattr(find("method", method), "tied", None)
         if tied is not None and (head != "inference_machine" or self.model.head["tied"] != tied):
             raise InputError(
@@ -420,7 +422,7 @@ def choose_config(
         raise InputError(f"there is no run to resume in {run_folder}; leave --resume out to start one")
     if data is None and not (saved or file or preset):
         raise InputError("say what to train on: --data folder:DIR, or --data synthetic to try it out")
-    config = load_config(saved or file or preset or ("tiny" if data and is_generated(data) else photographs))
+    config = load_config(saved or file or preset or ("tiny" if data and takes(data, "seed") else photographs))
     if system is not None:
         config = apply_system(config, system)
     short = {

@@ -19,7 +19,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -37,7 +37,7 @@ from messagenet.models.inference_machine import InferenceMachine, LogisticPredic
 from messagenet.settings import register
 from messagenet.training.batches import Plan
 from messagenet.training.build import build_model
-from messagenet.training.config import DataConfig, TrainConfig, save_config
+from messagenet.training.config import TrainConfig, save_config
 from messagenet.training.loop import TrainMethod
 from messagenet.training.progress import RunInfo, RunLog, TrainResult
 from messagenet.training.validate import Validation, score_record
@@ -241,8 +241,7 @@ class MachineTraining(TrainMethod):
     """Fits a machine and writes what the loop writes, except checkpoints; every tenth image is held out for DAgger."""
 
     uses = (
-        *(f"data.{each.name}" for each in fields(DataConfig) if each.name != "balance"),  # it looks at every image once
-        *("model", "augment.longest_side", "loss.cell_label"),
+        *("model", "data", "augment.longest_side", "loss.cell_label"),
         *(f"run.{name}" for name in ("method", "epochs", "steps", "batch_size", "accumulate", "workers", "seed")),
     )
     fit: ClassVar[PredictorFit] = PredictorFit(steps=100, nodes_per_image=64)
