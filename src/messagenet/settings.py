@@ -26,6 +26,7 @@ import dataclasses
 import functools
 import importlib
 import inspect
+import math
 import re
 import sys
 import types
@@ -301,6 +302,8 @@ def nested(values: Mapping[str, Any]) -> dict[str, Any]:
     """
     found: dict[str, Any] = {}
     for path, value in values.items():
+        if not isinstance(path, str):
+            raise InputError(f"a setting is named {path!r}; give its path as text, such as run.epochs")
         *sections, name = path.split(".")
         section = found
         for each in sections:
@@ -411,9 +414,10 @@ def _number(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         raise Mismatch
     try:
-        return float(value)  # YAML 1.1 reads 1e-3 as text
+        number = float(value)  # YAML 1.1 reads 1e-3 as text
     except ValueError:
         raise Mismatch from None
+    return float(_require(number, math.isfinite(number)))
 
 
 def _advice(value: Any, hint: Any) -> str:

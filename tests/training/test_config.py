@@ -418,3 +418,10 @@ def test_an_optimiser_keeps_the_rates_of_another() -> None:
     paper = load_config("paper-vgg16")
     adamw = override(paper, {"optimiser.kind": "adamw"}).optimiser
     assert adamw == {"kind": "adamw", "lr": 0.01, "backbone_lr": 0.1, "weight_decay": 5e-4, "clip": 5.0}
+
+
+def test_settings_are_named_by_text() -> None:
+    with pytest.raises(InputError, match=r"^a setting is named 1; give its path as text, such as run\.epochs$"):
+        override(TrainConfig(), {1: 2})
+    with pytest.raises(InputError, match=r'^"1" sets nothing; write section\.name=value'):
+        override(TrainConfig(), [1])

@@ -301,6 +301,8 @@ class SegmentationModel(nn.Module):
         bands = self.input.bands
         if images.ndim != 4 or images.shape[1] != bands:
             raise InputError(f"images have shape {tuple(images.shape)}; give RGB as (batch, {bands}, height, width)")
+        if 0 in images.shape[2:]:
+            raise InputError(f"images have shape {tuple(images.shape)}, without a pixel; give at least one")
         if not images.is_floating_point():
             raise InputError(f"images are {images.dtype}; give numbers from 0 to 1, such as images.float() / 255")
         return (images - self.get_buffer("mean")) / self.get_buffer("std")
@@ -318,14 +320,19 @@ class SegmentationModel(nn.Module):
 
     def set_tunable(self, **values: float) -> None:
         """Changes settings that training does not learn, those in `head.tunable`; `save` writes the new values."""
-        tunable = getattr(self.head, "tunable", {})
-        for name, value in values.items():
+        tunable = head_trait(self.head, "tunable")
+        for name in values:
             if name not in tunable:
                 raise InputError(
                     f"a {type(self.head).__name__} has no setting {name!r} to tune; {nearest(name, tunable)}"
                 )
-            setattr(self.head, name, value)
-            self.head.config[name] = value
+        config = component("head", {**self.head.config, **values})
+        given = {"in_channels": self.head.in_channels, "num_classes": self.head.num_classes}
+        with torch.device("meta"):
+            build("head", config, path="head", feature_stride=self.feature_stride, **given)  # checks the values
+        for name in values:
+            setattr(self.head, name, config[name])
+            self.head.config[name] = config[name]
 
     def save(self, folder: str | Path, *, half: bool = False) -> Path:
         """Writes `model.safetensors`, rounded to 16 bits if `half`, and `config.json`; `from_pretrained` reads them."""

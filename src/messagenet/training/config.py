@@ -384,7 +384,7 @@ def parse_setting(line: str) -> tuple[str, Any]:
     >>> parse_setting("model.head.relations=[surrounding:0.4]")
     ('model.head.relations', ['surrounding:0.4'])
     """
-    path, equals, text = line.partition("=")
+    path, equals, text = str(line).partition("=")
     if not equals or not path.strip():
         raise InputError(f'"{line}" sets nothing; write section.name=value, such as run.epochs=3')
     try:
