@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import pytest
 import torch
@@ -53,7 +52,7 @@ def test_decay_spares_biases_and_norms_and_pretrained_parameters_learn_slowly() 
 def test_the_rate_scales_all_groups(kind: str) -> None:
     net = network()
     rates = build("optimiser", {"kind": kind, "lr": 0.2, "backbone_lr": 0.1})
-    optimiser = rates.build(rates.groups(net, frozenset({"0.weight"})))
+    optimiser = rates.build(net, frozenset({"0.weight"}))
     for factor in (0.5, 1.0, 0.25):
         set_rate(optimiser, factor)
         assert {group["lr"] for group in optimiser.param_groups} == {0.2 * factor, 0.2 * 0.1 * factor}
@@ -63,7 +62,7 @@ def test_sgd_is_the_textbook_rule() -> None:
     net = nn.Linear(2, 1).double()
     weight, velocity = net.weight.detach().clone(), torch.zeros(1, 2, dtype=torch.float64)
     rates = SGD(lr=0.1, weight_decay=0.2, momentum=0.7)
-    optimiser = rates.build(rates.groups(net, frozenset()))
+    optimiser = rates.build(net, frozenset())
     for _ in range(3):
         optimiser.zero_grad()
         net(torch.ones(1, 2, dtype=torch.float64)).sum().backward()
@@ -80,7 +79,7 @@ def test_adamw_is_the_one_of_torch() -> None:
     theirs = torch.optim.AdamW(
         [{"params": [ref.weight]}, {"params": [ref.bias], "weight_decay": 0}], 0.1, weight_decay=0.2
     )
-    for model, optimiser in ((net, ours.build(ours.groups(net, frozenset()))), (ref, theirs)):
+    for model, optimiser in ((net, ours.build(net, frozenset())), (ref, theirs)):
         for _ in range(3):
             optimiser.zero_grad()
             model(torch.ones(1, 2)).sum().backward()
@@ -94,12 +93,10 @@ def test_one_of_ones_own_is_named_in_settings(monkeypatch: pytest.MonkeyPatch) -
     @register("optimiser", "rmsprop")
     @dataclass(frozen=True)
     class RMSprop(Optimiser):
+        rule = torch.optim.RMSprop
         alpha: float = 0.99
-
-        def build(self, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
-            return torch.optim.RMSprop(groups, alpha=self.alpha)
 
     config = override(TrainConfig(), {"optimiser": {"kind": "rmsprop", "alpha": 0.9}})
     rates = build("optimiser", config.optimiser)
-    (group, _) = rates.build(rates.groups(nn.Linear(2, 1), frozenset())).param_groups
+    (group, _) = rates.build(nn.Linear(2, 1), frozenset()).param_groups
     assert (group["alpha"], group["lr"], group["weight_decay"]) == (0.9, 1e-3, 0.01)

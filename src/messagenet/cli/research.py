@@ -8,21 +8,8 @@ from typing import Annotated
 
 import typer
 
-from messagenet.cli.options import (
-    DATA_HELP,
-    SYSTEMS_HELP,
-    ClassesOption,
-    ImportOption,
-    KeepOption,
-    TrainedRestOption,
-    VoidOption,
-    advance,
-    console,
-    numbers,
-    print_line,
-    progress,
-    words,
-)
+from messagenet.cli import options
+from messagenet.cli.options import advance, console, numbers, print_line, progress, words
 from messagenet.errors import InputError, write_atomically
 
 
@@ -47,15 +34,15 @@ def compare(
         typer.Option(
             "--systems",
             "-s",
-            help=f"Comma-separated systems: {SYSTEMS_HELP}, `message_t1` to `message_t3`; or the word `all`, for those "
-            "that the backbone can carry. `unary,convolution,context_crf,message` by default.",
+            help=f"Comma-separated systems: {options.SYSTEMS_HELP}, `message_t1` to `message_t3`; or the word "
+            "`all`, for those that the backbone can carry. `unary,convolution,context_crf,message` by default.",
         ),
     ] = None,
     study: Annotated[
         Path | None,
         typer.Option(help="YAML file of systems, shared settings and seeds, such as `recipes/study-scenes.yaml`."),
     ] = None,
-    data: Annotated[str | None, typer.Option("--data", "-d", help=DATA_HELP)] = None,
+    data: Annotated[str | None, typer.Option("--data", "-d", help=options.DATA_HELP)] = None,
     preset: Annotated[str | None, typer.Option(help="Preset that all systems share.")] = None,
     config: Annotated[Path | None, typer.Option(help="YAML file of settings that all systems share.")] = None,
     set_: Annotated[
@@ -64,16 +51,16 @@ def compare(
     seeds: Annotated[
         str | None, typer.Option(help="Comma-separated seeds of the trainings; `0,1,2` by default.")
     ] = None,
-    classes: ClassesOption = None,
-    void: VoidOption = None,
-    keep: KeepOption = None,
-    rest: TrainedRestOption = None,
+    classes: options.ClassesOption = None,
+    void: options.VoidOption = None,
+    keep: options.KeepOption = None,
+    rest: options.TrainedRestOption = None,
     held_out: Annotated[
         int | None,
         typer.Option(help="Training images held out from all systems, to tune what training does not learn; 20."),
     ] = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over the training images.")] = None,
-    imports: ImportOption = None,
+    imports: options.ImportOption = None,
 ) -> None:
     """Train and score systems side by side, with equal budgets and seeds, and write one table.
 
@@ -138,7 +125,7 @@ def infer(
     engine: Annotated[str, typer.Option(help="`exact`, `bp`, `trw`, `trws` (MAP only) or `mf`.")] = "exact",
     task: Annotated[str, typer.Option(help="`mar` marginals, `pr` log10 Z, `map` the most probable state.")] = "mar",
     out: Annotated[Path | None, typer.Option("--out", "-o", help="File to write; the terminal by default.")] = None,
-    imports: ImportOption = None,
+    imports: options.ImportOption = None,
 ) -> None:
     """Answer a query on a discrete graphical model, and write it as the UAI competitions do.
 
@@ -159,13 +146,13 @@ def infer(
 
 
 def check(
-    data: Annotated[str, typer.Argument(help=DATA_HELP)],
+    data: Annotated[str, typer.Argument(help=options.DATA_HELP)],
     split: Annotated[str | None, typer.Option(help="Part of the data set; all of it by default.")] = None,
     sheet: Annotated[Path | None, typer.Option(help="Write a contact sheet (PNG) here.")] = None,
-    classes: ClassesOption = None,
-    void: VoidOption = None,
+    classes: options.ClassesOption = None,
+    void: options.VoidOption = None,
     every: Annotated[bool, typer.Option("--all", help="List every issue, not one of each kind.")] = False,
-    imports: ImportOption = None,
+    imports: options.ImportOption = None,
 ) -> None:
     """Count images, sizes and labels, and list everything that would stop a training.
 

@@ -1,22 +1,19 @@
 """Training: the settings of a run, the loop, and what it writes."""
 
+from messagenet.training import inference_machine  # noqa: F401 (registers its methods)
 from messagenet.training.build import DataSets
 from messagenet.training.config import TrainConfig, load_config, override, preset_names, save_config
-from messagenet.training.inference_machine import DaggerTraining, ForwardTraining
 from messagenet.training.loop import train
 from messagenet.training.progress import Bar, RunInfo, TrainCallback, TrainResult, read_log
-from messagenet.training.validate import TuneResult, tune
+from messagenet.training.validate import tune
 
 __all__ = [
     "Bar",
-    "DaggerTraining",
     "DataSets",
-    "ForwardTraining",
     "RunInfo",
     "TrainCallback",
     "TrainConfig",
     "TrainResult",
-    "TuneResult",
     "load_config",
     "override",
     "preset_names",

@@ -132,7 +132,7 @@ class Learner:
         self.model: SegmentationModel = model
         self.average = ModelAverage(model, config.run.ema) if config.run.ema else None
         self.rates: Optimiser = build("optimiser", config.optimiser, path="optimiser")
-        optimiser = self.rates.build(self.rates.groups(model, initial.pretrained))
+        optimiser = self.rates.build(model, initial.pretrained)
         self.parameters = [p for group in optimiser.param_groups for p in group["params"]]
         step = TrainStep(model, build("loss", config.loss, path="loss"))
         self.train_step, self.optimiser = accelerator.prepare(step, optimiser)

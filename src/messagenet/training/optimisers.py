@@ -6,9 +6,9 @@ own is a dataclass derived from `Optimiser`, with `@register("optimiser", "mine"
 
 from __future__ import annotations
 
-from collections.abc import Set
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Set
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -28,6 +28,7 @@ class Optimiser:
         clip: Maximum norm of the gradient; 0 for no limit.
     """
 
+    rule: ClassVar[Callable[..., torch.optim.Optimizer]]  # called with groups of parameters and further settings
     lr: float = 1e-3
     backbone_lr: float = 0.1
     weight_decay: float = 0.01
@@ -36,9 +37,10 @@ class Optimiser:
     def __post_init__(self) -> None:
         at_least(0, lr=self.lr, backbone_lr=self.backbone_lr, weight_decay=self.weight_decay, clip=self.clip)
 
-    def build(self, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
-        """The optimiser of groups of parameters, which have their `lr` and `weight_decay`."""
-        raise NotImplementedError
+    def build(self, model: nn.Module, pretrained: Set[str]) -> torch.optim.Optimizer:
+        """The optimiser of a model, of which `pretrained` parameters are known."""
+        own = [each.name for each in fields(self) if each not in fields(Optimiser)]
+        return self.rule(self.groups(model, pretrained), **{name: getattr(self, name) for name in own})
 
     def groups(self, model: nn.Module, pretrained: Set[str]) -> list[dict[str, Any]]:
         """The trainable parameters in up to four groups: `pretrained` names or new, with weight decay or without."""
@@ -56,13 +58,10 @@ class Optimiser:
 
 
 @register("optimiser", "adamw")
-@dataclass(frozen=True)
 class AdamW(Optimiser):
     """AdamW (Loshchilov & Hutter, ICLR 2019)."""
 
-    def build(self, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
-        """AdamW of the groups."""
-        return torch.optim.AdamW(groups)
+    rule = torch.optim.AdamW
 
 
 @register("optimiser", "sgd")
@@ -74,15 +73,12 @@ class SGD(Optimiser):
         momentum: From 0, for none, to below 1.
     """
 
+    rule = torch.optim.SGD
     momentum: float = 0.9
 
     def __post_init__(self) -> None:
         super().__post_init__()
         between(0, 1, momentum=self.momentum)
-
-    def build(self, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
-        """SGD over the groups."""
-        return torch.optim.SGD(groups, momentum=self.momentum)
 
 
 def set_rate(optimiser: torch.optim.Optimizer, factor: float) -> None:
