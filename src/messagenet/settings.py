@@ -421,13 +421,8 @@ def _number(value: Any) -> float:
 
 
 def _advice(value: Any, hint: Any) -> str:
-    choices = [
-        word
-        for each in (hint, *get_args(hint))
-        if get_origin(each) is Literal
-        for word in get_args(each)
-        if isinstance(word, str)
-    ]
+    literals = [get_args(each) for each in (hint, *get_args(hint)) if get_origin(each) is Literal]
+    choices = [word for words in literals for word in words if isinstance(word, str)]
     meant = nearest(value, choices) if isinstance(value, str) and choices else ""
     return meant if meant.startswith("did you mean") else f"give {_wanted(hint)}"
 

@@ -91,6 +91,9 @@ def compare(
         rest=rest,
         epochs=epochs,
     )
+    chosen_seeds = [] if seeds is None else numbers(seeds, "--seeds", "0,1,2")
+    if not all(seed.is_integer() for seed in chosen_seeds):
+        raise InputError("--seeds are whole numbers; write them like 0,1,2")
     if study and systems:
         raise InputError("a study has its own systems; leave --systems out, or edit the study")
     if systems == "all":
@@ -103,7 +106,7 @@ def compare(
     results = compare_systems(
         chosen,
         shared,
-        plan.seeds if seeds is None else _whole(numbers(seeds, "--seeds", "0,1,2")),
+        plan.seeds if seeds is None else [int(seed) for seed in chosen_seeds],
         out,
         held_out=plan.held_out if held_out is None else held_out,
         contrasts=plan.contrasts,
@@ -111,12 +114,6 @@ def compare(
     )
     console.print(results_table(results))
     print_line(f"table and plots: {out}")
-
-
-def _whole(seeds: list[float]) -> list[int]:
-    if not all(seed.is_integer() for seed in seeds):
-        raise InputError("--seeds are whole numbers; write them like 0,1,2")
-    return [int(seed) for seed in seeds]
 
 
 def infer(

@@ -10,7 +10,7 @@ All systems are this class with another head. A loss is a separate object, calle
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -149,7 +149,7 @@ class SegmentationModel(nn.Module):
     ) -> None:
         super().__init__()
         self.input = classes if isinstance(classes, InputSpec) else InputSpec(as_classes(classes))
-        kind: Any = head if isinstance(head, nn.Module) else find("head", _kind(head, "head"), "head")
+        kind: Any = head if isinstance(head, nn.Module) else find("head", component("head", head)[KIND])
         self._levels: tuple[int, ...] = head_trait(kind, "level_strides")
         names = _factor_types(kind, head) if separate_features else (SHARED,)
         self.backbones = nn.ModuleDict({name: self._build_backbone(backbone, len(names)) for name in names})
@@ -362,24 +362,15 @@ class SegmentationModel(nn.Module):
 
 def _call_part(part: Any, features: Features, mask: Tensor | None, **context: Any) -> Tensor:
     """Output of a head or neck; a module without a parameter for the mask gets zeros at nodes that do not exist."""
-    if not isinstance(part, nn.Module) or _takes_mask(type(part).forward):
+    if not isinstance(part, nn.Module) or "mask" in inspect.signature(type(part).forward).parameters:
         result: Tensor = part(features, mask, **context)
         return result
     assert isinstance(features, Tensor), "one feature map for each factor type needs a head that knows them"
     return zero_padding(part(zero_padding(features, mask)), mask)
 
 
-def _takes_mask(forward: Callable[..., Any]) -> bool:
-    return "mask" in inspect.signature(forward).parameters
-
-
 def _image_size(images: Tensor) -> tuple[int, int]:
     return images.shape[2], images.shape[3]
-
-
-def _kind(spec: str | Spec, group: str) -> str:
-    kind: str = component(group, spec)[KIND]
-    return kind
 
 
 def _own_config(part: nn.Module | None) -> dict[str, Any] | None:

@@ -258,7 +258,8 @@ def _train_and_score(
     if config.augment.crop is not None:
         crop = config.augment.crop
         height, width = (crop, crop) if isinstance(crop, int) else crop
-    use = _backbone_use(config)
+    frozen: BackboneUse = "frozen" if config.run.freeze_backbone else "trained"
+    use: BackboneUse = "cached" if config.run.cache_features else frozen
     return RunResult(
         system.name,
         system.label or system.name,
@@ -275,12 +276,6 @@ def _train_and_score(
         scores.sizes[0].accuracy if scores.sizes else None,
         config.model.head[KIND],
     )
-
-
-def _backbone_use(config: TrainConfig) -> BackboneUse:
-    if config.run.cache_features:
-        return "cached"
-    return "frozen" if config.run.freeze_backbone else "trained"
 
 
 def _scores(model: SegmentationModel, data: SegmentationData, config: TrainConfig, callback: StudyCallback) -> Scores:

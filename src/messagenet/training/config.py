@@ -226,17 +226,8 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         find("method", self.method, "run.method")
-        at_least(
-            1,
-            epochs=self.epochs,
-            steps=1 if self.steps is None else self.steps,
-            batch_size=self.batch_size,
-            accumulate=self.accumulate,
-            evaluate_every=1 if self.evaluate_every is None else self.evaluate_every,
-            checkpoint_every=self.checkpoint_every,
-            log_every=self.log_every,
-            cache_variants=self.cache_variants,
-        )
+        counts = ("epochs", "steps", "batch_size", "accumulate", "evaluate_every", "checkpoint_every", "log_every")
+        at_least(1, **{n: getattr(self, n) for n in (*counts, "cache_variants") if getattr(self, n) is not None})
         at_least(0, workers=self.workers or 0, seed=self.seed)
         if not 0 <= self.ema < 1:
             raise InputError(f"ema is {self.ema}; give a decay from 0 (off) to below 1, such as 0.999")
@@ -444,13 +435,9 @@ def config_text(config: TrainConfig) -> str:
     for name, option in options(TrainConfig).items():
         value = getattr(config, name)
         group = component_group(option.type)
-        title = _title(find(group, value[KIND]) if group else type(value))
-        sections.append("\n".join([f"# {title}", *_lines(name, value, option.type, "", "")]))
+        title = inspect.getdoc(find(group, value[KIND]) if group else type(value)) or ""
+        sections.append("\n".join([f"# {title.partition(chr(10))[0]}", *_lines(name, value, option.type, "", "")]))
     return "\n\n".join(sections) + "\n"
-
-
-def _title(make: Any) -> str:
-    return (inspect.getdoc(make) or "").partition("\n")[0]
 
 
 def _lines(name: str, value: Any, hint: Any, text: str, indent: str) -> Iterator[str]:

@@ -46,7 +46,7 @@ from messagenet.models.base import SHARED, head_trait
 from messagenet.prediction import Predictor
 from messagenet.prediction.predictor import resize
 from messagenet.settings import plain
-from messagenet.training.batches import Key, make_loader
+from messagenet.training.batches import Key, make_loader, only
 from messagenet.training.config import TrainConfig
 
 CACHE_FORMAT = 2
@@ -170,7 +170,7 @@ class FeatureCache(Dataset[CachedFeatures]):
         assert model is not None
         predictor = Predictor(model)
         data = _Versions(self.data, self.settings)
-        samples = make_loader(data, [[key] for key in keys], _only, workers)
+        samples = make_loader(data, [[key] for key in keys], only, workers)
         with torch.no_grad():
             for key, sample in zip(keys, samples, strict=True):
                 yield key, self._tensors(predictor, sample, device)
@@ -202,10 +202,6 @@ class _Versions(Dataset[Sample]):
             reduced = None if self.settings.working_size else self.settings.augment.longest_side
             return Augment(longest_side=reduced)(self.data[index], rng)
         return augment_sample(self.data, index, self.settings.augment, rng)
-
-
-def _only(samples: list[Sample]) -> Sample:
-    return samples[0]
 
 
 def _is_complete(path: Path) -> bool:

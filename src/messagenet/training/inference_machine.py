@@ -20,7 +20,7 @@ import copy
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -235,6 +235,8 @@ def _check_repeatable(batches: Iterable[NodeBatch]) -> None:
 
 MAX_IMAGES = 200
 HELD_OUT = 10
+ROUNDS = 5
+FIT = PredictorFit(steps=100, nodes_per_image=64)
 
 
 class MachineTraining(TrainMethod):
@@ -244,11 +246,6 @@ class MachineTraining(TrainMethod):
         *("model", "data", "augment.longest_side", "loss.cell_label"),
         *(f"run.{name}" for name in ("method", "epochs", "steps", "batch_size", "accumulate", "workers", "seed")),
     )
-    fit: ClassVar[PredictorFit] = PredictorFit(steps=100, nodes_per_image=64)
-
-    def fit_predictors(self, head: InferenceMachine, batches: list[NodeBatch], held_out: list[NodeBatch]) -> None:
-        """Fits the predictors of a machine."""
-        raise NotImplementedError
 
     def go(self) -> TrainResult:
         """Fits the machine."""
@@ -265,7 +262,11 @@ class MachineTraining(TrainMethod):
         info = RunInfo(folder.root, 0, 1, 1, len(chosen), val, parameters, str(accelerator.device), 1, None)
         self.callback.start(info)
         nodes = node_batches(model, Subset(images, chosen), config.loss["cell_label"])
-        self.fit_predictors(model.head, [each for i, each in enumerate(nodes) if i % HELD_OUT], nodes[::HELD_OUT])
+        batches = [batch for i, batch in enumerate(nodes) if i % HELD_OUT]
+        if self.tied:
+            train_dagger(model.head, batches, rounds=ROUNDS, held_out=nodes[::HELD_OUT], fit=FIT)
+        else:
+            train_forward(model.head, batches, FIT)
         self.callback.step(1, None)
         iou = self._score(model)
         model.save(folder.last)
@@ -293,21 +294,12 @@ class ForwardTraining(MachineTraining):
 
     tied = False
 
-    def fit_predictors(self, head: InferenceMachine, batches: list[NodeBatch], held_out: list[NodeBatch]) -> None:
-        """One after another."""
-        train_forward(head, batches, self.fit)
-
 
 @register("method", "dagger")
 class DaggerTraining(MachineTraining):
     """Data aggregation for a tied inference machine."""
 
     tied = True
-    rounds: ClassVar[int] = 5
-
-    def fit_predictors(self, head: InferenceMachine, batches: list[NodeBatch], held_out: list[NodeBatch]) -> None:
-        """One for all iterations."""
-        train_dagger(head, batches, rounds=self.rounds, held_out=held_out, fit=self.fit)
 
 
 def _choose_images(config: TrainConfig, images: int) -> list[int]:

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, ClassVar
 
 import torch
@@ -154,9 +154,7 @@ class Interrupt:
                 self._before[number] = signal.signal(number, self._ask)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._restore()
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
@@ -203,10 +201,6 @@ class TrainMethod:
     uses: ClassVar[tuple[str, ...]] = tuple(each.name for each in fields(TrainConfig))  # sections, or settings
     tied: ClassVar[bool | None] = None  # of the inference machine that it is for; None for any head
 
-    def go(self) -> TrainResult:
-        """Trains to the end, or until asked to stop."""
-        raise NotImplementedError
-
 
 @register("method", "gradient")
 @dataclass
@@ -229,9 +223,8 @@ class GradientTraining(TrainMethod):
         self.best: float | None = None
         self.last: float | None = None
         self.sums = [0.0, 0.0]
-        checkpoint = None
-        if self.resume:
-            checkpoint = find_checkpoint(self.folder, config, self.plan, data.train.classes)
+        known = (self.folder, config, self.plan, data.train.classes)
+        checkpoint = find_checkpoint(*known) if self.resume else None
         self.learner = Learner(config, initial, accelerator, self.plan.total_steps)
         if checkpoint is not None:
             self._restore(checkpoint)
@@ -277,18 +270,11 @@ class GradientTraining(TrainMethod):
             self.validation = Validation(self.data.val, self.accelerator, self.workers, cache)
 
     def _info(self) -> RunInfo:
-        return RunInfo(
-            self.folder.root,
-            self.step,
-            self.plan.total_steps,
-            self.plan.steps_per_epoch,
-            len(self.data.train),
-            0 if self.data.val is None else len(self.data.val),
-            sum(parameter.numel() for parameter in self.learner.parameters),
-            str(self.accelerator.device),
-            self.accelerator.num_processes,
-            self.best,
-        )
+        steps = (self.step, self.plan.total_steps, self.plan.steps_per_epoch)
+        images = (len(self.data.train), 0 if self.data.val is None else len(self.data.val))
+        parameters = sum(parameter.numel() for parameter in self.learner.parameters)
+        device, processes = str(self.accelerator.device), self.accelerator.num_processes
+        return RunInfo(self.folder.root, *steps, *images, parameters, device, processes, self.best)
 
     @property
     def _cache_folder(self) -> Path:

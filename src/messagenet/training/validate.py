@@ -26,7 +26,7 @@ from messagenet.models.base import head_trait
 from messagenet.prediction import Predictor
 from messagenet.prediction.predictor import most_probable
 from messagenet.prediction.scoring import require_same_classes
-from messagenet.training.batches import make_loader
+from messagenet.training.batches import make_loader, only
 from messagenet.training.feature_cache import CachedFeatures, FeatureCache, collate_features
 
 MAX_GROUP = 8
@@ -58,10 +58,10 @@ class Validation:
         """Labels and targets, each (H, W), of this process's share of the images."""
         share = range(self.accelerator.process_index, len(self.data), self.accelerator.num_processes)
         if self.cache is None:
-            samples = make_loader(self.data, [[index] for index in share], _only, self.workers)
+            samples = make_loader(self.data, [[index] for index in share], only, self.workers)
             yield from self._from_images(predictor, (sample for sample in samples if sample.mask is not None))
         else:
-            entries = make_loader(self.cache, [[(0, index)] for index in share], _only, self.workers)
+            entries = make_loader(self.cache, [[(0, index)] for index in share], only, self.workers)
             yield from self._from_features(predictor, entries)
 
     def _from_images(self, predictor: Predictor, samples: Iterable[Sample]) -> Iterator[tuple[Any, Any]]:
@@ -112,10 +112,6 @@ def equal_sizes(items: Iterable[Any], size: Callable[[Any], Any]) -> Iterator[li
         group.append(item)
     if group:
         yield group
-
-
-def _only(items: list[Any]) -> Any:
-    return items[0]
 
 
 class TuneResult(NamedTuple):
