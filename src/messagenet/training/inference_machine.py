@@ -235,7 +235,6 @@ def _check_repeatable(batches: Iterable[NodeBatch]) -> None:
 
 MAX_IMAGES = 200
 HELD_OUT = 10
-ROUNDS = 5
 FIT = PredictorFit(steps=100, nodes_per_image=64)
 
 
@@ -264,7 +263,7 @@ class MachineTraining(TrainMethod):
         nodes = node_batches(model, Subset(images, chosen), config.loss["cell_label"])
         batches = [batch for i, batch in enumerate(nodes) if i % HELD_OUT]
         if self.tied:
-            train_dagger(model.head, batches, rounds=ROUNDS, held_out=nodes[::HELD_OUT], fit=FIT)
+            train_dagger(model.head, batches, held_out=nodes[::HELD_OUT], fit=FIT)
         else:
             train_forward(model.head, batches, FIT)
         self.callback.step(1, None)
