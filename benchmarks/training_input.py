@@ -80,10 +80,11 @@ def main() -> None:
         log = train_and_read(config(folder / "data", f"run.steps={PIPELINE_STEPS + 1}"), folder / "pipeline")
         waiting = statistics.mean(step["waiting"] for step in log)
         print(f"pipeline of the preset: {median_speed(log):.1f} images/s, {waiting:.2%} of the time waiting")
-        shared = [f"run.batch_size={BATCH}", f"run.cache_folder={folder / 'cache'}"]
+        cache = f"run.cache_folder={folder / 'cache'}"
         speeds = dict.fromkeys(WAYS, 0.0)
         for turn in range(ROUNDS):
             for way, settings in WAYS.items():
+                shared = [f"run.batch_size={BATCH}", *([cache] if CACHED[-1] in settings else [])]
                 chosen = replace(config(folder / "data", *shared, *settings), augment=Augment())
                 log = train_and_read(chosen, folder / f"{way}-{turn}")
                 speeds[way] = max(speeds[way], median_speed(log))

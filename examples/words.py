@@ -39,8 +39,12 @@ def read_words(path: str, split: str, part: int) -> tuple[list[Word], list[Word]
     words = list(zip(pixels.split(lengths), labels.split(lengths), strict=True))
     spelt = ["".join(chr(97 + letter) for letter in label.tolist()) for _, label in words]
     order = {word: index for index, word in enumerate(sorted(set(spelt)))}
-    trains = [fold == part if split == "fold" else order[word] % 5 != part for fold, word in zip(folds, spelt, strict=True)]
-    return [w for w, t in zip(words, trains, strict=True) if t], [w for w, t in zip(words, trains, strict=True) if not t]
+    trains = [
+        fold == part if split == "fold" else order[word] % 5 != part for fold, word in zip(folds, spelt, strict=True)
+    ]
+    return [w for w, t in zip(words, trains, strict=True) if t], [
+        w for w, t in zip(words, trains, strict=True) if not t
+    ]
 
 
 def encoder(outputs: int) -> nn.Sequential:
@@ -106,7 +110,7 @@ def learned_messages(iterations: int, dependent: str) -> tuple[nn.Module, Loss, 
 
 def accuracy(model: nn.Module, loss: Loss, read: Reader, train: list[Word], test: list[Word], epochs: int) -> float:
     """Trains, then counts the letters of the test words that are read correctly."""
-    batches = [train[start::-(-len(train) // BATCH)] for start in range(-(-len(train) // BATCH))]
+    batches = [train[start :: -(-len(train) // BATCH)] for start in range(-(-len(train) // BATCH))]
     losses = [lambda words=words: loss(words) for words in batches]
     mn.minimise(model.train().parameters(), losses, mn.FitOptions(epochs, learning_rate=3e-3, weight_decay=0.05))
     model.eval()

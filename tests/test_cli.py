@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import json
+import re
 import subprocess
 import sys
 import warnings
 from pathlib import Path
+from typing import get_type_hints
 
 import numpy as np
 import pytest
@@ -17,11 +19,15 @@ from PIL import Image
 
 from command import run
 from messagenet import api
-from messagenet.cli import models
+from messagenet.cli import models, options, research
 from messagenet.data import SCENE_CLASSES, SyntheticScenes, read_mask
+from messagenet.data.open import forms
 from messagenet.message_passing import grid
 from messagenet.models import MessageNet, SegmentationModel, UnaryNet
 from messagenet.prediction import PredictOptions, Predictor
+from messagenet.settings import _REGISTRY, kinds
+from messagenet.training import preset_names
+from messagenet.training.systems import SYSTEMS
 
 
 @pytest.fixture
@@ -371,7 +377,7 @@ def test_evaluate_scores_what_predict_writes(model, tmp_path, arguments, options
         ("loss.kind=piecewise", "set model.head.kind=crf"),
         ("loss.label_smoothing=2", "label_smoothing is 2"),
         ("run.method=daggre", 'did you mean "dagger"'),
-        ("optimiser.name=adam", 'did you mean "adamw"'),
+        ("optimiser.kind=adam", 'did you mean "adamw"'),
         ("run.cache_features=true", "freeze_backbone"),
         ("data.keep=[nowhere]", "nowhere"),
         ("steps=3", 'did you mean "run.steps"'),
@@ -395,3 +401,38 @@ def test_a_setting_that_the_system_does_not_use_is_refused(tmp_path, capsys):
     assert 'no setting "model.head.iterations" for unary' in capsys.readouterr().err
     assert run(*arguments[:-1], "unaryy") == 2
     assert 'there is no system "unaryy"; did you mean "unary"' in capsys.readouterr().err
+
+
+def test_help_lists_what_there_is():
+    named = set(re.findall(r"`(\w+)`", options.SYSTEMS_HELP))
+    assert named == {name for name in SYSTEMS if not name.startswith("message_t")}
+    for command, parameter in ((models.train, "preset"), (models.settings, "preset")):
+        (option,) = get_type_hints(command, include_extras=True)[parameter].__metadata__
+        listed = set(re.findall(r"`([\w-]+)`", option.help))
+        assert listed | {"default"} == set(preset_names())
+    assert set(re.findall(r"`(\w+(?::[\w,]+)?)`", options.DATA_HELP)) == set(forms()) - {"DIR"}
+    engines = get_type_hints(research.infer, include_extras=True)["engine"].__metadata__[0].help
+    assert set(re.findall(r"`(\w+)`", engines)) == set(kinds("engine"))
+
+
+def test_components_of_ones_own(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("sys.path", list(sys.path))
+    monkeypatch.setitem(_REGISTRY, "backbone", dict(_REGISTRY["backbone"]))
+    source = tmp_path / "flat_backbone.py"
+    source.write_text(
+        "import torch, messagenet as mn\n"
+        '@mn.register("backbone", "flat")\n'
+        "class Flat(torch.nn.Conv2d):\n"
+        "    def __init__(self, width: int = 4):\n"
+        "        super().__init__(3, width, 8, stride=8)\n"
+        "        self.channels = width\n"
+    )
+    (tmp_path / "broken.py").write_text("import nowhere_at_all\n")
+    for command in (("train", "--data", "synthetic:4"), ("settings",), ("predict", "a.png"), ("infer", "a.uai")):
+        assert run(*command, "--import", tmp_path / "broken.py") == 2
+        assert "cannot be imported (ModuleNotFoundError: No module named 'nowhere_at_all')" in capsys.readouterr().err
+    (tmp_path / "mine.yaml").write_text("model: {backbone: {kind: flat, width: 5}}\n")
+    assert run("settings", tmp_path / "mine.yaml") == 2
+    assert 'there is no backbone "flat"' in capsys.readouterr().err
+    assert run("settings", tmp_path / "mine.yaml", "--import", source) == 0
+    assert "width: 5" in capsys.readouterr().out

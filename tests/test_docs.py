@@ -126,7 +126,7 @@ def test_programs_are_short_and_stand_alone(empty_folder, index):
 def test_a_component_is_short():
     components = [block for block in blocks(ROOT / "CONTRIBUTING.md") if "@mn.register" in block]
     groups = re.findall(r'@mn\.register\("(\w+)"', "".join(components))
-    assert groups == ["backbone", "head", "loss", "engine", "data"]
+    assert groups == ["backbone", "head", "loss", "optimiser", "engine", "data"]
     for block in components:
         tree = ast.parse(block)
         (definition,) = tree.body

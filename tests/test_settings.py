@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import pickle
+import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Literal
 
 import pytest
@@ -28,6 +29,7 @@ from messagenet.settings import (
     find,
     flat,
     help_texts,
+    import_components,
     kinds,
     merge,
     nested,
@@ -156,7 +158,6 @@ class TestOptions:
 class TestRegistry:
     def test_kinds_are_in_the_order_of_registration(self, registry):
         assert kinds("thing") == ("base", "derived", "plain")
-        assert kinds("nothing") == ()
         assert find("thing", "base") is registry["base"]
 
     def test_an_unknown_kind_names_the_nearest(self):
@@ -164,6 +165,25 @@ class TestRegistry:
             find("thing", "bse")
         with pytest.raises(InputError, match=r"\(model\.thing\)$"):
             find("thing", "bse", "model.thing")
+
+    def test_an_unknown_group_names_the_nearest(self):
+        with pytest.raises(InputError, match='there is no group "heads" of components: did you mean "head"'):
+            register("heads", "mine")
+
+    def test_a_kind_is_registered_once(self, registry):
+        def define() -> type:
+            @register("thing", "mine")
+            class Mine:
+                pass
+
+            return Mine
+
+        define()
+        again = define()  # as a cell of a notebook that is run twice
+        assert find("thing", "mine") is again
+        with pytest.raises(InputError, match=r'the thing "mine" is .*Mine; register .*Base as another kind'):
+            register("thing", "mine")(Base)
+        assert find("thing", "mine") is again
 
     def test_instances_know_what_builds_them_again(self, registry):
         made = registry["derived"](1, extra=2, size=5)
@@ -208,6 +228,40 @@ class TestRegistry:
 
         with pytest.raises(InputError, match=r"^model: size is 0; give at least 1$"):
             build("thing", {"kind": "fussy", "size": 0}, path="model")
+
+
+# Modules that register components.
+
+
+class TestImport:
+    def test_a_file_and_a_module(self, tmp_path, monkeypatch):
+        monkeypatch.setattr("sys.path", list(sys.path))
+        monkeypatch.chdir(tmp_path)
+        for name in ("one_component", "other_component"):
+            text = f"from messagenet.settings import register\n@register('thing', '{name}')\ndef make(): ...\n"
+            (tmp_path / f"{name}.py").write_text(text)
+        import_components(str(tmp_path / "one_component.py"))
+        import_components("other_component")
+        assert kinds("thing")[-2:] == ("one_component", "other_component")
+        import_components("one_component.py")  # once more
+
+    @pytest.mark.parametrize(
+        ("source", "words"),
+        [
+            ("nothing.py", "there is no file nothing.py to import; check the path"),
+            ("no.module", r"no.module cannot be imported \(ModuleNotFoundError: No module named 'no'\); correct it"),
+            ("failing.py", r"failing.py cannot be imported \(ZeroDivisionError: division by zero\)"),
+            ("json.py", 'another module is called "json"; rename json.py'),
+        ],
+    )
+    def test_what_cannot_be_imported_is_one_line(self, source, words, tmp_path, monkeypatch):
+        monkeypatch.setattr("sys.path", list(sys.path))
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / "failing.py").write_text("1 / 0\n")
+        (tmp_path / "json.py").write_text("")
+        with pytest.raises(InputError, match=f"^{words}") as caught:
+            import_components(source)
+        assert "\n" not in str(caught.value)
 
 
 # Components.
@@ -272,12 +326,9 @@ class Inner:
     steps: int | None = None
     epochs: int | None = 3
 
-    def resolve(self, changes: dict[str, Any]) -> dict[str, Any]:
+    def adapt(self, values: Mapping[str, Any]) -> Inner:
         """One of them is None."""
-        for one, other in (("steps", "epochs"), ("epochs", "steps")):
-            if one in changes:
-                changes.setdefault(other, None)
-        return changes
+        return replace(self, steps=None, epochs=None) if {"steps", "epochs"} & values.keys() else self
 
 
 @dataclass(frozen=True)
@@ -323,6 +374,9 @@ class TestMerge:
             ({"size": 1}, 'there is no setting "size": did you mean "thing.size"'),
             ({"inner": 3}, "inner is 3; give settings as name: value"),
             (3, "the configuration is 3; give settings as name: value"),
+            ({"thing": {"kind": ["base"]}}, "the kind of thing is ['base']; give one text; choose one of: base"),
+            ({"thing": {1: 2}}, 'there is no setting "thing.1" for base: choose one of'),
+            ({1: 2}, 'there is no setting "1": choose one of'),
             ({"inner": {"steps": 1.5}}, "inner.steps is 1.5; give a whole number or null"),
             ({"thing": {"siz": 1}}, 'there is no setting "thing.siz" for base: did you mean "size"'),
             ({"sizes": [1] * 6}, "sizes is 6; give at most 5"),

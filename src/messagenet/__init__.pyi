@@ -94,3 +94,4 @@ from messagenet.training.graphs import minimise as minimise
 from messagenet.training.graphs import train_by_aggregation as train_by_aggregation
 from messagenet.training.graphs import train_stage_by_stage as train_stage_by_stage
 from messagenet.training.graphs import train_through_iterations as train_through_iterations
+from messagenet.training.optimisers import Optimiser as Optimiser

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 
 from messagenet.bundled import model_folder
-from messagenet.data import Classes, Subset, as_data, hold_out, open_data
+from messagenet.data import Classes, as_data, hold_out_val, open_data, takes
 from messagenet.errors import InputError
 from messagenet.evaluation import Scores
 from messagenet.inference.engine import Engine, Result
@@ -21,12 +21,15 @@ from messagenet.prediction import PredictedFiles, PredictOptions, Predictor, Ref
 from messagenet.prediction.files import DEFAULT_OUTPUTS, check_page
 from messagenet.prediction.scoring import report_examples
 from messagenet.report import write_report
+from messagenet.settings import flat, nested
 from messagenet.training import DataSets, TrainCallback, TrainResult
 from messagenet.training import train as train_run
-from messagenet.training.config import Settings, choose_config
+from messagenet.training.build import limited
+from messagenet.training.config import DataConfig, Settings, choose_config, parse_setting
 
 Model = str | Path | SegmentationModel | Predictor
 Rest = Literal["void", "background"]
+OF_TORCH_DATA = ("data.void_values", "data.balance", "data.val_limit", "data.seed")
 
 
 def train(
@@ -69,6 +72,10 @@ def train(
         raise InputError("val goes with a torch data set; with a data set by name, set data.val_split")
     if not named and (keep is not None or rest is not None):
         raise InputError("keep and rest go with a data set by name; give a torch data set with these classes alone")
+    settings = settings if isinstance(settings, Mapping) else dict(map(parse_setting, settings))
+    unused = [path for path in flat(nested(settings)) if path.startswith("data.") and path not in OF_TORCH_DATA]
+    if unused and not named:
+        raise InputError(f"{unused[0]} is for a data set by name; leave it out, and give the torch data set as it says")
     chosen = choose_config(
         data=str(data) if named and data is not None else None,
         preset=preset or (None if named or config or resume else "finetune"),
@@ -82,16 +89,17 @@ def train(
         rest=rest,
         epochs=epochs,
     )
-    sets = None if named else _torch_sets(data, val, classes, chosen.data.void_values)
+    sets = None if named else _torch_sets(data, val, classes, chosen.data)
     return train_run(chosen, out, resume=resume, progress=progress, data=sets)
 
 
-def _torch_sets(data: Any, val: Any, classes: Any, void_values: Sequence[int]) -> DataSets:
-    whole = as_data(data, classes, void_values)
-    if val is not None:
-        return DataSets(whole, as_data(val, whole.classes, void_values))
-    kept, held_out = hold_out([whole.sample_name(index) for index in range(len(whole))])
-    return DataSets(Subset(whole, kept), Subset(whole, held_out))
+def _torch_sets(data: Any, val: Any, classes: Any, config: DataConfig) -> DataSets:
+    train: Any = as_data(data, classes, config.void_values)
+    if val is None:
+        train, val = hold_out_val(train)
+    else:
+        val = as_data(val, train.classes, config.void_values)
+    return DataSets(train, limited(val, config.val_limit))
 
 
 def predict(
@@ -205,8 +213,9 @@ def evaluate_models(
             for name, plain in predictors.items()
             for label, each in ((name, plain), (f"{name} + dense CRF", _refined(plain)))
         }
-    void = _trained_void_values(predictors) if void_values is None else void_values
-    labelled = open_data(data, split, classes, void or None, keep, rest)
+    if void_values is None and takes(data, "void_values"):
+        void_values = _trained_void_values(predictors)
+    labelled = open_data(data, split, classes, void_values or None, keep, rest)
     scores = {}
     for name, predictor in predictors.items():
         scores[name] = score(predictor, labelled, progress=progress and partial(progress, name))
@@ -233,7 +242,9 @@ def infer(
 def as_predictor(model: Model | None, options: PredictOptions | None = None, *, refine: bool = False) -> Predictor:
     """A predictor of a saved or bundled model (on the GPU if there is one), or of the model given."""
     if isinstance(model, Predictor):
-        return _refined(model) if refine and model.options.refine is None else model
+        if refine or options not in (None, PredictOptions()):
+            raise InputError("a Predictor has its own options; build it with them: Predictor(model, PredictOptions(…))")
+        return model
     if not isinstance(model, SegmentationModel):
         device = "cuda" if torch.cuda.is_available() else "cpu"
         model = SegmentationModel.from_pretrained(model).to(device)

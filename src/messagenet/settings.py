@@ -5,8 +5,8 @@ are the types, the lines under `Args:` (or `Attributes:`) the help. `**options` 
 files, `--set`, `messagenet settings`, `config.json` and Python keywords all read `options(make)`. Parameters without a
 default are given by the program.
 
-A *component* (backbone, neck, head, loss, engine, data reader) is chosen by its kind, which `register` enters into the
-registry of its group:
+A *component* (backbone, neck, head, loss, optimiser, engine, data reader) is chosen by its kind, which `register`
+enters into the registry of its group:
 
     @register("head", "mine")
     class MyHead(nn.Module):
@@ -24,10 +24,14 @@ from __future__ import annotations
 import collections.abc
 import dataclasses
 import functools
+import importlib
 import inspect
+import math
 import re
+import sys
 import types
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from messagenet.errors import InputError, nearest
@@ -36,8 +40,9 @@ T = TypeVar("T")
 Factory = TypeVar("Factory", bound=Callable[..., Any])
 Spec = Mapping[str, Any]
 KIND = "kind"
+GROUPS = ("backbone", "neck", "head", "loss", "optimiser", "engine", "data", "method")
 _ENTRY = re.compile(r" {4}(\w+(?:, \w+)*): (.*)")
-_REGISTRY: dict[str, dict[str, Callable[..., Any]]] = {}
+_REGISTRY: dict[str, dict[str, Callable[..., Any]]] = {group: {} for group in GROUPS}
 _OPTIONS: dict[Callable[..., Any], dict[str, Option]] = {}
 
 
@@ -128,17 +133,46 @@ def register(group: str, kind: str) -> Callable[[Factory], Factory]:
     An instance of a registered class, unless it is a dataclass, has `config`: the plain values that build it again.
 
     Args:
-        group: "backbone", "neck", "head", "loss", "engine", "data" or "method".
-        kind: Its name in configurations.
+        group: "backbone", "neck", "head", "loss", "optimiser", "engine", "data" or "method".
+        kind: Its name in configurations. The same class or function may be registered again, as a notebook does.
     """
+    if group not in _REGISTRY:
+        raise InputError(f'there is no group "{group}" of components: {nearest(str(group), _REGISTRY)}')
 
     def enter(make: Factory) -> Factory:
-        _REGISTRY.setdefault(group, {})[kind] = make
+        known = _REGISTRY[group].get(kind, make)
+        if _qualified(known) != _qualified(make):
+            raise InputError(
+                f'the {group} "{kind}" is {_qualified(known)}; register {_qualified(make)} as another kind'
+            )
+        _REGISTRY[group][kind] = make
         if inspect.isclass(make) and not dataclasses.is_dataclass(make):
             _record_config(make, kind)
         return make
 
     return enter
+
+
+def import_components(source: str) -> None:
+    """Imports a module by its name, or a file `.py`, which registers components; both may import their neighbours."""
+    path = Path(source)
+    is_file = path.suffix == ".py"
+    if is_file and not path.is_file():
+        raise InputError(f"there is no file {source} to import; check the path")
+    folder = str(path.resolve().parent if is_file else Path.cwd())
+    if folder not in sys.path:
+        sys.path.append(folder)
+    try:
+        module = importlib.import_module(path.stem if is_file else source)
+    except Exception as error:  # whatever the user's module raises
+        what = " ".join(f"{type(error).__name__}: {error}".split())
+        raise InputError(f"{source} cannot be imported ({what}); correct it, or the name of the module") from error
+    if is_file and Path(module.__file__ or "").resolve() != path.resolve():
+        raise InputError(f'another module is called "{path.stem}"; rename {source}')
+
+
+def _qualified(make: Callable[..., Any]) -> str:
+    return f"{make.__module__}.{getattr(make, '__qualname__', type(make).__qualname__)}"
 
 
 def _record_config(make: type, kind: str) -> None:
@@ -159,14 +193,16 @@ def _record_config(make: type, kind: str) -> None:
 
 def kinds(group: str) -> tuple[str, ...]:
     """The kinds of a group, in the order in which they were registered."""
-    return tuple(_REGISTRY.get(group, ()))
+    return tuple(_REGISTRY[group])
 
 
 def find(group: str, kind: str, path: str = "") -> Callable[..., Any]:
     """The class or function that was registered under a kind."""
-    known = _REGISTRY.get(group, {})
-    if not isinstance(kind, str) or kind not in known:
-        raise InputError(f'there is no {group} "{kind}": {nearest(str(kind), known)}' + (f" ({path})" if path else ""))
+    known = _REGISTRY[group]
+    if not isinstance(kind, str):
+        raise InputError(f"the kind of {path or group} is {kind!r}; give one text; {nearest('', known)}")
+    if kind not in known:
+        raise InputError(f'there is no {group} "{kind}": {nearest(kind, known)}' + (f" ({path})" if path else ""))
     return known[kind]
 
 
@@ -193,7 +229,9 @@ def component(group: str, spec: str | Spec, base: Spec | None = None, path: str 
         if name == KIND:
             continue
         if name not in known:
-            raise InputError(f'there is no setting "{path}.{name}" for {kind}: {nearest(str(name), known)}')
+            others = [each for each in kinds(group) if name in options(find(group, each))]
+            hint = f"it is one of {', '.join(others)}" if others else nearest(str(name), known)
+            raise InputError(f'there is no setting "{path}.{name}" for {kind}: {hint}')
         values[name] = plain(convert(value, known[name].type, f"{path}.{name}"))
     return {KIND: kind, **values}
 
@@ -216,11 +254,12 @@ def build(group: str, spec: str | Spec, *, path: str = "", **given: Any) -> Any:
 def merge(base: T, values: Mapping[str, Any], path: str = "") -> T:
     """A dataclass of settings with some of them replaced; sections and components keep what `values` does not name.
 
-    A class may say in `resolve(changes)` what else changes with them.
+    A class may drop in `adapt(values)` what does not fit the values, before they are applied.
     """
     if not isinstance(values, Mapping):
         raise InputError(f"{path or 'the configuration'} is {values!r}; give settings as name: value")
     known = options(type(base))
+    base = base.adapt(values) if hasattr(base, "adapt") else base
     changes: dict[str, Any] = {}
     for key, value in values.items():
         full = f"{path}.{key}" if path else str(key)
@@ -233,8 +272,6 @@ def merge(base: T, values: Mapping[str, Any], path: str = "") -> T:
             changes[key] = component(group, value, current, full)
         else:
             changes[key] = convert(value, known[key].type, full)
-    if hasattr(base, "resolve"):
-        changes = base.resolve(changes)
     try:
         return dataclasses.replace(base, **changes)  # type: ignore[type-var]
     except InputError as error:
@@ -265,6 +302,8 @@ def nested(values: Mapping[str, Any]) -> dict[str, Any]:
     """
     found: dict[str, Any] = {}
     for path, value in values.items():
+        if not isinstance(path, str):
+            raise InputError(f"a setting is named {path!r}; give its path as text, such as run.epochs")
         *sections, name = path.split(".")
         section = found
         for each in sections:
@@ -375,19 +414,15 @@ def _number(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         raise Mismatch
     try:
-        return float(value)  # YAML 1.1 reads 1e-3 as text
+        number = float(value)  # YAML 1.1 reads 1e-3 as text
     except ValueError:
         raise Mismatch from None
+    return float(_require(number, math.isfinite(number)))
 
 
 def _advice(value: Any, hint: Any) -> str:
-    choices = [
-        word
-        for each in (hint, *get_args(hint))
-        if get_origin(each) is Literal
-        for word in get_args(each)
-        if isinstance(word, str)
-    ]
+    literals = [get_args(each) for each in (hint, *get_args(hint)) if get_origin(each) is Literal]
+    choices = [word for words in literals for word in words if isinstance(word, str)]
     meant = nearest(value, choices) if isinstance(value, str) and choices else ""
     return meant if meant.startswith("did you mean") else f"give {_wanted(hint)}"
 

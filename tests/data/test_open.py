@@ -15,8 +15,9 @@ from messagenet.data import (
     SyntheticScenes,
     VocData,
     check_data,
-    is_generated,
+    hold_out_val,
     open_data,
+    takes,
 )
 from messagenet.data.open import forms
 from messagenet.data.pairs import PairData
@@ -27,9 +28,9 @@ from messagenet.settings import register
 def test_noisy() -> None:
     data = open_data("noisy:7", "test", seed=4)
     assert (len(data), data.classes.names) == (7, ("blue", "earth", "white", "red"))
-    assert is_generated("noisy:7")
-    assert is_generated("synthetic")
-    assert not is_generated("voc:noisy")
+    assert takes("noisy:7", "seed")
+    assert takes("synthetic", "seed")
+    assert not takes("voc:noisy", "seed")
     with pytest.raises(InputError, match="noisy:500"):
         open_data("noisy:many")
 
@@ -127,11 +128,44 @@ def test_a_reader_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
     assert data.name == "squares val + squares test"
     assert (data[1].mask == VOID).all()
     assert "squares:LOCATION" in forms()
-    assert not is_generated("squares:5")
+    assert not takes("squares:5", "seed")
     with pytest.raises(InputError, match='did you mean "squares"'):
         open_data("sqares:5")
     with pytest.raises(InputError, match="squares data have classes of their own"):
         open_data("squares:5", classes=VOC_CLASSES)
+
+
+def test_a_reader_without_splits_holds_out_one_sample_in_five(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(messagenet.settings._REGISTRY, "data", dict(messagenet.settings._REGISTRY["data"]))
+
+    @register("data", "dots")
+    def open_dots(location: str) -> PairData:
+        pairs = [(np.full((3, 3, 3), index, np.uint8), np.zeros((3, 3), np.uint8)) for index in range(int(location))]
+        return PairData(pairs, ["one", "two"])
+
+    everything = {sample.name for sample in open_data("dots:20", None)}
+    train, val = ({sample.name for sample in open_data("dots:20", split)} for split in ("train", "val"))
+    assert train | val == everything
+    assert not train & val
+    assert 1 <= len(val) < len(train)
+    assert [[each.name for each in part] for part in hold_out_val(open_dots("20"))] == [sorted(train), sorted(val)]
+    with pytest.raises(InputError, match='dots data have no split "test"; choose train or val'):
+        open_data("dots:20", "test")
+    with pytest.raises(InputError, match="dots data take no void_values, but a location alone; leave it out"):
+        open_data("dots:20", void_values=[3])
+    with pytest.raises(InputError, match="dots data take no seed"):
+        open_data("dots:20", seed=1)
+
+
+def test_what_a_reader_cannot_take_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="synthetic data take no void_values, but split, seed; leave it out"):
+        open_data("synthetic", void_values=[3])
+    with pytest.raises(InputError, match="folder data take no seed, but classes, void_values"):
+        open_data(f"folder:{tmp_path}", seed=3)
+    with pytest.raises(InputError, match='rest is "background", for classes that are not kept; give keep as well'):
+        open_data("synthetic", rest="background")
+    with pytest.raises(InputError, match="reads its own masks; give it the void values when it is made"):
+        open_data(open_data("synthetic:4"), void_values=[3])
 
 
 def test_a_torch_data_set() -> None:

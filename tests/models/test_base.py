@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -180,3 +182,64 @@ def test_padding_is_void_in_targets_and_zero_in_maps():
     assert zero_padding(values, None) is values
     assert at_least_float32(values.bfloat16()).dtype == torch.float32
     assert at_least_float32(values.double()).dtype == torch.float64
+
+
+class Collision(nn.Module):
+    """A plain module whose attributes are called as those of our heads, and mean something else."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.classify = nn.Conv2d(32, 3, 1)
+        self.context = ("left", "right")
+        self.relations = [1, 2]
+        self.num_classes = 7
+        self.level_strides = (4, 2)
+        self.needs_images = frozenset({"loss"})
+        self.takes_neck = False
+        self.tunable = {"temperature": (1, 2)}
+        self.check_finite = lambda: True
+        self.forward_train = "off"
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        assert callable(self.check_finite)
+        return self.classify(features)
+
+
+def test_attributes_of_a_plain_head_are_its_own() -> None:
+    head = Collision()
+    model = SegmentationModel("tiny", 3, head, neck={"kind": "separable", "width": 32})
+    images = torch.rand(1, 3, 12, 12)
+    model.skip_finite_checks()
+    assert model(images).shape == (1, 3, 3, 3)
+    assert model.forward_train(model.forward_features(images))[1] == 4
+    assert (model.relations, model.needs_images) == ((), frozenset())
+    with pytest.raises(InputError, match="no setting 'temperature' to tune"):
+        model.set_tunable(temperature=1)
+
+
+@pytest.mark.parametrize(
+    ("head", "values", "words"),
+    [
+        ("crf", {"pairwise_scale": "x"}, "head.pairwise_scale is 'x'; give a number"),
+        ("crf", {"pairwise_scale": -1}, "head: pairwise_scale is -1.0; give at least 0"),
+        ("crf", {"pairwise_scale": float("nan")}, "head.pairwise_scale is nan; give a number"),
+        ("crf", {"inference_iterations": 0}, "head: inference_iterations is 0; give at least 1"),
+        ("crf", {"pairwise_scale": 2, "inference_iterations": 2.5}, "head.inference_iterations is 2.5; give a whole"),
+        ("deeplab_crf", {"bilateral_position": 0}, "head: bilateral_position is 0.0; give a number above 0"),
+    ],
+)
+def test_tuned_values_are_checked(head: str, values: dict[str, Any], words: str) -> None:
+    model = SegmentationModel("tiny", 3, head)
+    before = dict(model.head.config)
+    with pytest.raises(InputError, match=f"^{words}"):
+        model.set_tunable(**values)
+    assert model.head.config == before
+    assert all(getattr(model.head, name) == before[name] for name in values)
+
+
+@pytest.mark.parametrize("shape", [(1, 3, 0, 4), (2, 3, 4, 0)])
+def test_images_without_a_pixel_are_refused(shape: tuple[int, ...]) -> None:
+    model = SegmentationModel("tiny", 3, "unary")
+    for call in (model, model.marginals):
+        with pytest.raises(InputError, match=r"^images have shape \(.*\), without a pixel; give at least one$"):
+            call(torch.zeros(shape))

@@ -13,14 +13,8 @@ from messagenet import InputError
 from messagenet.data import Batch
 from messagenet.losses import CrossEntropy
 from messagenet.models import SegmentationModel
-from messagenet.models.backbones import (
-    VGG16,
-    EfficientNetLite0,
-    Tiny,
-    build_backbone,
-    level_maps,
-    load_efficientnet_lite,
-)
+from messagenet.models.backbones import VGG16, EfficientNetLite0, Tiny, level_maps, load_efficientnet_lite
+from oracles.systems import build_backbone
 
 
 class Pyramid(nn.Module):

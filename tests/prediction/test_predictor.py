@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -452,3 +453,20 @@ def test_dense_crfs_predict_batches_in_threads(kind):
         torch.set_num_threads(threads)
     for logits, image in zip(together, images, strict=True):
         torch.testing.assert_close(logits, Predictor(model).node_logits([image])[0], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("image", "words"),
+    [
+        (np.zeros((0, 5, 3), np.uint8), "an image of 5x0 has no pixel; give at least one"),
+        (np.zeros((5, 0, 3), np.uint8), "an image of 0x5 has no pixel; give at least one"),
+        (Image.new("RGB", (0, 4)), "an image of 0x4 has no pixel; give at least one"),
+        (torch.zeros(0, 4, 3, dtype=torch.uint8), r"an image must be .* not torch.uint8 \(0, 4, 3\)"),
+        (None, "an image must be RGB bytes .* not NoneType"),
+    ],
+)
+def test_what_is_no_image_is_one_line(image: Any, words: str) -> None:
+    predictor = Predictor(UnaryNet("tiny", 3))
+    for call in (predictor.labels, predictor.marginals):
+        with pytest.raises(InputError, match=f"^{words}$"):
+            call(image)

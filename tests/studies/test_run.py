@@ -54,7 +54,8 @@ def cheap(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     ) -> Cost:
         asked.append(folder)
         config = load_config(folder.parent / "run" / "config.yaml")
-        assert backbone == ("cached" if config.run.freeze_backbone else "trained")
+        frozen = "cached" if config.run.cache_features else "frozen"
+        assert backbone == (frozen if config.run.freeze_backbone else "trained")
         assert loss == config.loss
         assert (height, width, batch_size) == (32, 32, 2)
         return Cost(0.01, 0.02, 3.0)
@@ -232,3 +233,14 @@ def test_features_of_a_frozen_backbone_are_computed_once_for_all_systems(tmp_pat
     shutil.rmtree(tmp_path / "features")
     (tmp_path / "unary" / "seed-0" / "result.json").unlink()
     assert compare(["unary"], frozen, [0], tmp_path, held_out=2, data=sets)[0].mean_iou == found[0].mean_iou
+
+
+def test_systems_keep_their_settings_of_cached_features(tmp_path: Path, cheap: list[Path]) -> None:
+    frozen = small("run.freeze_backbone=true", "run.cache_features=true", f"run.cache_folder={tmp_path / 'mine'}")
+    systems = {"varied": ["unary", "run.cache_variants=2", "augment.mirror=true"], "rnn": ["crf_rnn"]}
+    compare({**systems, "forward": ["machine_forward"]}, frozen, [0], tmp_path / "out", held_out=2, data=scenes())
+    configs = {name: load_config(tmp_path / "out" / name / "seed-0" / "run" / "config.yaml") for name in systems}
+    assert configs["varied"].run.cache_variants == 2
+    assert not configs["rnn"].run.cache_features
+    assert len(list((tmp_path / "mine").iterdir())) == 2
+    assert not (tmp_path / "out" / "features").exists()

@@ -15,19 +15,13 @@ from messagenet.data import SCENE_CLASSES, Augment
 from messagenet.data.classes import numbered_classes
 from messagenet.errors import InputError
 from messagenet.models import SegmentationModel
-from messagenet.settings import component_group, find, flat, kinds, options
+from messagenet.settings import component, component_group, find, flat, kinds, options
 from messagenet.training import TrainConfig, load_config, override, save_config
 from messagenet.training.build import build_model
-from messagenet.training.config import (
-    DataConfig,
-    OptimiserConfig,
-    RunConfig,
-    choose_config,
-    config_text,
-    parse_config,
-    preset_names,
-)
+from messagenet.training.config import DataConfig, RunConfig, choose_config, config_text, parse_config, preset_names
+from messagenet.training.systems import apply_system
 
+CACHED = ("run.freeze_backbone=true", "run.cache_features=true", "run.cache_variants=2")
 RECIPES = Path(__file__).parents[2] / "recipes"
 
 
@@ -78,7 +72,7 @@ def test_every_setting_has_a_comment() -> None:
             assert [name for name, each in options(make).items() if not each.help] == []
 
 
-@pytest.mark.parametrize("group", ["backbone", "neck", "head", "loss"])
+@pytest.mark.parametrize("group", ["backbone", "neck", "head", "loss", "optimiser"])
 def test_every_option_of_a_component_has_a_comment_and_survives_a_round_trip(group: str) -> None:
     config = override(TrainConfig(), {"model.head": "crf"}) if group == "loss" else TrainConfig()
     for kind in kinds(group):
@@ -87,7 +81,7 @@ def test_every_option_of_a_component_has_a_comment_and_survives_a_round_trip(gro
             config = override(config, {"model.head": "ensemble"})
         elif group == "loss":
             config = override(config, {"model.head": "crf", "loss": "cross_entropy"})
-        path = "loss" if group == "loss" else f"model.{group}"
+        path = group if group in ("loss", "optimiser") else f"model.{group}"
         changed = override(config, {path: kind})
         assert parse_config(config_text(changed)) == changed
 
@@ -109,7 +103,7 @@ def test_any_values_survive_a_round_trip(lr: float, steps: int | None, scales: l
     config = TrainConfig(
         data=DataConfig(spec=spec, keep=(spec, 3)),
         augment=Augment(scales=tuple(scales), crop=64),
-        optimiser=OptimiserConfig(lr=lr),
+        optimiser=component("optimiser", {"kind": "sgd", "lr": lr}),
         run=RunConfig(steps=steps),
     )
     assert parse_config(config_text(config)) == config
@@ -122,7 +116,7 @@ def test_presets_are_what_they_are_called() -> None:
     assert (head["hidden"], head["iterations"]) == (512, 1)
     assert head["relations"] == ["surrounding:0.4", "above:0.4", "below:0.4"]
     assert paper.model.backbone["scales"] == [1.2, 0.8, 0.4]
-    assert (paper.optimiser.name, paper.optimiser.momentum, paper.schedule.power) == ("sgd", 0.9, 0.9)
+    assert (paper.optimiser["kind"], paper.optimiser["momentum"], paper.schedule.power) == ("sgd", 0.9, 0.9)
     assert paper.augment == Augment.paper()
     assert (fast.model.backbone["kind"], fast.model.pretrained) == ("efficientnet_lite0", "package")
     assert (tiny.model.backbone["kind"], tiny.data.spec) == ("tiny", "synthetic")
@@ -144,7 +138,7 @@ def test_settings_are_read_as_yaml() -> None:
     )
     assert config.run.epochs == 4
     assert config.model.head["relations"] == ["surrounding:0.4", "near=above:3cells:box"]
-    assert config.optimiser.lr == 1e-4
+    assert config.optimiser["lr"] == 1e-4
     assert config.augment.crop == (64, 96)
     assert config.data.keep == ("cat", 3)
     assert config.model.backbone == {"kind": "tiny", "width": 16, "stride": 4}
@@ -172,11 +166,18 @@ def test_epochs_replace_the_steps_of_a_preset() -> None:
         ("run.ema=1.5", "run: ema is 1.5; give a decay from 0"),
         ("run.freeze_backbone=1", "run.freeze_backbone is 1; give true or false"),
         ("optimiser.lr=[1]", "optimiser.lr is [1]; give a number"),
-        ("optimiser.name=adam", "optimiser.name is 'adam'; did you mean \"adamw\"?"),
+        ("optimiser.kind=adam", 'there is no optimiser "adam": did you mean "adamw"? (optimiser)'),
+        ("optimiser.momentum=0.5", 'there is no setting "optimiser.momentum" for adamw: it is one of sgd'),
+        ("optimiser.lr=-1", "optimiser: lr is -1.0; give at least 0"),
+        ("optimiser={kind: sgd, momentum: 1}", "optimiser: momentum is 1.0; give a number from 0 to below 1"),
         ("augment.scales=[1, x]", "augment.scales is [1, 'x']; give a list, each a number"),
         ("augment.crop=[1, 2, 3]", "augment.crop is [1, 2, 3]; give a list of 2"),
         ("model.head.relations=[abve:0.4]", 'has the shape "abve": did you mean "above"?'),
         ("model=3", "model is 3; give settings as name: value"),
+        ("run.cache_variants=2", "run: cache_variants is for cached features; set run.cache_features=true"),
+        ("run.cache_precision=fp32", "run: cache_precision is for cached features; set run.cache_features=true"),
+        ("run.cache_folder=features", "run: cache_folder is for cached features; set run.cache_features=true"),
+        ("loss={resolution: pixels, cell_label: majority}", "loss: cell_label is for a loss at the nodes"),
         ("run.cache_features=true", "cache_features needs a backbone that does not change"),
         ("run.epochs", '"run.epochs" sets nothing; write section.name=value'),
         ("data.balance=1.1", "data: balance is 1.1; give at most 1"),
@@ -254,8 +255,8 @@ def test_values_travel_as_values() -> None:
         "run.epochs": 2,
     }
     config = override(load_config("tiny"), values)
-    assert (config.optimiser.lr, config.optimiser.weight_decay) == (1e-5, 0.1 + 0.2)
-    assert type(config.optimiser.lr) is float
+    assert (config.optimiser["lr"], config.optimiser["weight_decay"]) == (1e-5, 0.1 + 0.2)
+    assert type(config.optimiser["lr"]) is float
     assert (config.data.spec, config.data.keep) == ("folder:a: [b", ("yes", 3))
     assert config.model.head["relations"] == ["above:3cells"]
     assert (config.run.epochs, config.run.steps) == (2, None)
@@ -336,7 +337,7 @@ def test_where_a_run_starts_from(tmp_path: Path) -> None:
     assert choose_config(run_folder=tmp_path) == saved
     given = choose_config(data="synthetic", system="unary", settings={"model.head.hidden": 4, "optimiser.lr": 1e-5})
     assert given.model.head == {"kind": "unary", "hidden": 4}
-    assert given.optimiser.lr == 1e-5
+    assert given.optimiser["lr"] == 1e-5
     for wrong, said in (
         ({}, "say what to train on"),
         ({"preset": "tiny", "file": "my.yaml"}, "not both"),
@@ -354,3 +355,73 @@ def test_a_configuration_is_not_changed_by_those_made_from_it() -> None:
     override(base, ["model.head.hidden=3", "model.backbone.width=8", "loss.label_smoothing=0.1", "model.neck=null"])
     assert dataclasses.asdict(base) == before
     assert TrainConfig() == load_config("default")
+
+
+@pytest.mark.parametrize("system", ["machine_forward", "machine_dagger"])
+@pytest.mark.parametrize("preset", preset_names())
+def test_a_method_drops_what_a_preset_has_and_it_does_not_use(preset: str, system: str) -> None:
+    shared = override(load_config(preset), ["run.ema=0.9", "augment.longest_side=200"])
+    config = apply_system(override(shared, CACHED), system)
+    default = flat(TrainConfig())
+    assert {path for path, value in flat(config).items() if value != default.get(path)} <= {
+        *(path for path in flat(config) if path.startswith(("model.", "data."))),
+        *("run.method", "run.epochs", "run.steps", "run.batch_size", "run.accumulate", "augment.longest_side"),
+    }
+    assert config.augment.longest_side == 200
+    assert config.run.batch_size == shared.run.batch_size
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *("augment.mirror=true", "augment.crop=32", "loss.resolution=pixels", "optimiser.lr=0.1"),
+        *("optimiser.kind=sgd", "schedule.warmup=3", "run.ema=0.9", "run.precision=bf16", "run.evaluate_every=3"),
+        *("run.freeze_backbone=true", "run.norm=frozen", "run.log_every=3", "run.checkpoint_every=3"),
+    ],
+)
+def test_a_setting_that_the_method_does_not_use_is_refused(line: str) -> None:
+    path = line.partition("=")[0]
+    with pytest.raises(InputError, match=f"^forward training does not use {path}; leave it out, or set run.method=gra"):
+        choose_config(data="synthetic", system="machine_forward", settings=[line])
+    with pytest.raises(InputError, match=f"does not use {path}"):
+        choose_config(
+            data="synthetic", settings=[line, "run.method=dagger", "model.head={kind: inference_machine, tied: true}"]
+        )
+
+
+def test_settings_that_the_method_uses_are_taken() -> None:
+    used = ["run.workers=0", "run.seed=3", "run.accumulate=2", "loss.cell_label=majority", "augment.longest_side=64"]
+    config = choose_config(data="synthetic", system="machine_dagger", settings=used)
+    assert (config.run.accumulate, config.loss["cell_label"], config.augment.longest_side) == (2, "majority", 64)
+
+
+def test_settings_of_cached_features_go_with_them() -> None:
+    cached = override(load_config("tiny"), [*CACHED, "run.cache_folder=features"])
+    off = override(cached, ["run.cache_features=false"])
+    assert (off.run.cache_variants, off.run.cache_folder) == (1, None)
+    assert apply_system(cached, "crf_rnn").run == override(off, {}).run  # it needs the images themselves
+    with pytest.raises(InputError, match=r"crf_rnn needs the images themselves; set run.cache_features=false"):
+        override(apply_system(cached, "crf_rnn"), CACHED)
+    with pytest.raises(InputError, match="cache_variants is for cached features"):
+        override(cached, ["run.cache_features=false", "run.cache_variants=2"])
+
+
+def test_a_resumed_run_has_its_own_settings(tmp_path: Path) -> None:
+    save_config(load_config("tiny"), tmp_path / "config.yaml")
+    for source in ({"preset": "tiny"}, {"file": tmp_path / "config.yaml"}):
+        with pytest.raises(InputError, match="resumed run has its own settings; leave --preset and --config out"):
+            choose_config(run_folder=tmp_path, **source)
+    assert choose_config(run_folder=tmp_path, epochs=3).run.epochs == 3
+
+
+def test_an_optimiser_keeps_the_rates_of_another() -> None:
+    paper = load_config("paper-vgg16")
+    adamw = override(paper, {"optimiser.kind": "adamw"}).optimiser
+    assert adamw == {"kind": "adamw", "lr": 0.01, "backbone_lr": 0.1, "weight_decay": 5e-4, "clip": 5.0}
+
+
+def test_settings_are_named_by_text() -> None:
+    with pytest.raises(InputError, match=r"^a setting is named 1; give its path as text, such as run\.epochs$"):
+        override(TrainConfig(), {1: 2})
+    with pytest.raises(InputError, match=r'^"1" sets nothing; write section\.name=value'):
+        override(TrainConfig(), [1])

@@ -30,7 +30,7 @@ CONTRACT = (
     "model.head.hidden=32",
     "model.backbone.width=32",
     "model.head.relations=[surrounding:3cells, above:3cells]",
-    "optimiser.name=sgd",
+    "optimiser.kind=sgd",
     "optimiser.lr=0.1",
     "run.steps=3",
 )
@@ -107,6 +107,11 @@ def test_processes_that_do_not_find_each_other_are_refused(monkeypatch: pytest.M
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(InputError, match="2 processes were started but 1 joined"):
         start_processes()
+
+
+def test_batch_norms_of_one_process_are_not_synchronised() -> None:
+    with pytest.raises(InputError, match=r"run\.norm is sync, which needs several processes with a CUDA device each"):
+        start_processes(norm="sync")
 
 
 def test_processes_without_an_address_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

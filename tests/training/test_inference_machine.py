@@ -9,10 +9,11 @@ import torch
 
 from messagenet import InputError, Relation, four_neighbours
 from messagenet.data import SyntheticScenes
+from messagenet.geometry import Features
 from messagenet.losses.cross_entropy import cross_entropy_sum
 from messagenet.models import SegmentationModel
 from messagenet.models.inference_machine import InferenceMachine, LogisticPredictor
-from messagenet.training import DataSets, TrainConfig, load_config, override, read_log, train
+from messagenet.training import DataSets, RunInfo, TrainCallback, TrainConfig, load_config, override, read_log, train
 from messagenet.training.build import build_model
 from messagenet.training.inference_machine import (
     NodeBatch,
@@ -220,3 +221,33 @@ def test_only_machines_are_fitted() -> None:
         machine_config("dagger", False)
     with pytest.raises(InputError, match=r"set model\.head\.kind=inference_machine"):
         override(load_config("tiny"), ["run.method=forward", "model.head.tied=false"])
+
+
+@pytest.mark.parametrize(("method", "tied"), [("forward", False), ("dagger", True)])
+def test_large_images_are_reduced_as_in_prediction(
+    method: str, tied: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: set[torch.Size] = set()
+    forward = SegmentationModel.forward_features
+
+    def record(self: SegmentationModel, images: torch.Tensor) -> Features:
+        seen.add(images.shape[2:])
+        return forward(self, images)
+
+    monkeypatch.setattr(SegmentationModel, "forward_features", record)
+    result = train(machine_config(method, tied, "augment.longest_side=32"), tmp_path, data=SCENES)
+    assert seen == {(32, 32)}
+    assert SegmentationModel.from_pretrained(result.folder / "best").input.longest_side == 32
+
+
+@pytest.mark.parametrize(("accumulate", "images"), [(1, 3), (2, 6)])
+def test_as_many_images_as_the_steps_would_show(accumulate: int, images: int, tmp_path: Path) -> None:
+    started: list[RunInfo] = []
+
+    class Callback(TrainCallback):
+        def start(self, run: RunInfo) -> None:
+            started.append(run)
+
+    config = machine_config("forward", False, "run.steps=3", f"run.accumulate={accumulate}")
+    train(config, tmp_path, data=SCENES, progress=Callback())
+    assert started[0].images == images

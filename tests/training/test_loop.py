@@ -83,7 +83,7 @@ def test_the_same_seed_gives_the_same_weights_whatever_the_workers(run: Run) -> 
 
 @pytest.mark.parametrize("optimiser", ["sgd", "adamw"])
 def test_accumulated_batches_are_one_large_batch(run: Run, optimiser: str) -> None:
-    settings = (f"optimiser.name={optimiser}", "optimiser.lr=0.01", "optimiser.clip=0.5")
+    settings = (f"optimiser.kind={optimiser}", "optimiser.lr=0.01", "optimiser.clip=0.5")
     large = run(*settings, "run.batch_size=6", name="large")
     small = run(*settings, "run.batch_size=2", "run.accumulate=3", name="small")
     np.testing.assert_allclose(losses(small), losses(large), rtol=1e-5)
@@ -97,7 +97,7 @@ def test_one_step_is_the_textbook_one(run: Run, small: Callable[..., TrainConfig
     from messagenet.losses import marginal_cross_entropy
     from messagenet.training.batches import Plan
 
-    settings = ("optimiser.name=sgd", "optimiser.momentum=0", "optimiser.weight_decay=0", "optimiser.clip=0")
+    settings = ("optimiser.kind=sgd", "optimiser.momentum=0", "optimiser.weight_decay=0", "optimiser.clip=0")
     result = run(
         *settings, "run.steps=1", "optimiser.lr=0.5", "run.batch_size=2", "run.accumulate=2", "schedule.warmup=0"
     )
@@ -129,7 +129,7 @@ class StopAt(TrainCallback):
         self.result = result
 
 
-@pytest.mark.parametrize("extra", [("run.workers=1",), ("run.ema=0.8", "run.log_every=4", "optimiser.name=sgd")])
+@pytest.mark.parametrize("extra", [("run.workers=1",), ("run.ema=0.8", "run.log_every=4", "optimiser.kind=sgd")])
 def test_ctrl_c_finishes_the_step_and_resuming_ends_where_it_would_have(run: Run, extra: tuple[str, ...]) -> None:
     settings = ("run.steps=9", "run.evaluate_every=3", "augment.mirror=true", *extra)
     whole = run(*settings, name="whole")
@@ -236,7 +236,7 @@ def test_training_and_validation_classes_must_agree(run: Run, scenes: DataSets) 
 
 
 def test_divergence_names_the_rate_and_the_images_and_writes_nothing(run: Run, tmp_path: Path) -> None:
-    settings = ("optimiser.lr=1e30", "optimiser.clip=0", "optimiser.name=sgd", "schedule.warmup=0")
+    settings = ("optimiser.lr=1e30", "optimiser.clip=0", "optimiser.kind=sgd", "schedule.warmup=0")
     with pytest.raises(InputError, match=r"optimiser\.lr = 1e\+30, on train-0000\d") as caught:
         run(*settings, "run.checkpoint_every=1")
     assert "\n" not in str(caught.value)

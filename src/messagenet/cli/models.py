@@ -12,27 +12,8 @@ from rich.console import Console
 from rich.progress import TaskID
 
 from messagenet.bundled import model_folder
-from messagenet.cli.options import (
-    DATA_HELP,
-    SYSTEMS_HELP,
-    ClassesOption,
-    DataOption,
-    FlipOption,
-    KeepOption,
-    LongestSideOption,
-    RestOption,
-    ScalesOption,
-    ScoredVoidOption,
-    TileOption,
-    TrainedRestOption,
-    VoidOption,
-    console,
-    numbers,
-    print_error,
-    print_line,
-    progress,
-    words,
-)
+from messagenet.cli import options
+from messagenet.cli.options import console, numbers, print_error, print_line, progress, words
 from messagenet.errors import InputError, write_atomically
 
 MAX_LISTED = 20  # up to this many images, `predict` prints what it found in each
@@ -53,10 +34,10 @@ def predict(
     save: Annotated[
         str, typer.Option(help="What to write: `mask`, `overlay`, `entropy`, `probs`, `voc`; comma-separated.")
     ] = "mask,overlay",
-    flip: FlipOption = False,
-    scales: ScalesOption = "1",
-    tile: TileOption = 1024,
-    longest_side: LongestSideOption = None,
+    flip: options.FlipOption = False,
+    scales: options.ScalesOption = "1",
+    tile: options.TileOption = 1024,
+    longest_side: options.LongestSideOption = None,
     refine: Annotated[
         bool, typer.Option("--refine", help="Post-process with a dense CRF: sharper boundaries, worse calibration.")
     ] = False,
@@ -65,6 +46,7 @@ def predict(
     ] = False,
     workers: Annotated[int | None, typer.Option(help="Number of processes that Ray uses. Default: all.")] = None,
     report: Annotated[Path | None, typer.Option(help="Write a self-contained HTML page of the results here.")] = None,
+    imports: options.ImportOption = None,
 ) -> None:
     """Segment images of any size.
 
@@ -116,19 +98,20 @@ def evaluate(
             help="Folder of a saved model; repeat to compare. Default: the bundled model, `voc-animals`.",
         ),
     ] = None,
-    data: DataOption = "synthetic",
+    data: options.DataOption = "synthetic",
     split: Annotated[str, typer.Option(help="Split to score on.")] = "val",
-    classes: ClassesOption = None,
-    void: ScoredVoidOption = None,
-    keep: KeepOption = None,
-    rest: RestOption = "void",
-    flip: FlipOption = False,
-    scales: ScalesOption = "1",
-    tile: TileOption = 1024,
-    longest_side: LongestSideOption = None,
+    classes: options.ClassesOption = None,
+    void: options.ScoredVoidOption = None,
+    keep: options.KeepOption = None,
+    rest: options.RestOption = "void",
+    flip: options.FlipOption = False,
+    scales: options.ScalesOption = "1",
+    tile: options.TileOption = 1024,
+    longest_side: options.LongestSideOption = None,
     refine: Annotated[bool, typer.Option("--refine", help="Also score every model with a dense CRF on top.")] = False,
     report: Annotated[Path | None, typer.Option(help="Write a self-contained HTML report here.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the scores here, as JSON.")] = None,
+    imports: options.ImportOption = None,
 ) -> None:
     """Score models on labelled images: IoU, accuracy, boundaries, calibration.
 
@@ -189,6 +172,7 @@ def serve(
     browser: Annotated[
         bool | None, typer.Option("--open/--no-open", help="Open the page in a browser. Default: if run in a terminal.")
     ] = None,
+    imports: options.ImportOption = None,
 ) -> None:
     """Open the message explorer: a local page that shows which messages led to a label.
 
@@ -201,20 +185,23 @@ def serve(
 
 
 def train(
-    data: Annotated[str | None, typer.Option("--data", "-d", help=DATA_HELP)] = None,
+    data: Annotated[str | None, typer.Option("--data", "-d", help=options.DATA_HELP)] = None,
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the run.")] = Path("runs/latest"),
     preset: Annotated[
         str | None, typer.Option(help="Settings to start from: `fast`, `finetune`, `tiny` or `paper-vgg16`.")
     ] = None,
     config: Annotated[Path | None, typer.Option(help="YAML file of settings, as saved with every run.")] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="Change a setting: `a.b=value`; repeatable.")] = None,
-    system: Annotated[str | None, typer.Option("--system", "-s", help=f"What to train: {SYSTEMS_HELP}.")] = None,
-    classes: ClassesOption = None,
-    void: VoidOption = None,
-    keep: KeepOption = None,
-    rest: TrainedRestOption = None,
+    system: Annotated[
+        str | None, typer.Option("--system", "-s", help=f"What to train: {options.SYSTEMS_HELP}.")
+    ] = None,
+    classes: options.ClassesOption = None,
+    void: options.VoidOption = None,
+    keep: options.KeepOption = None,
+    rest: options.TrainedRestOption = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over the training images.")] = None,
     resume: Annotated[bool, typer.Option(help="Continue an interrupted run in the same folder.")] = False,
+    imports: options.ImportOption = None,
 ) -> None:
     """Train a model on a data set.
 
@@ -251,6 +238,7 @@ def settings(
     preset: Annotated[
         str, typer.Argument(help="`default`, `fast`, `finetune`, `tiny`, `paper-vgg16`, or a YAML file.")
     ] = "default",
+    imports: options.ImportOption = None,
 ) -> None:
     """Print every training setting, with its meaning and its value in a preset.
 
@@ -263,29 +251,30 @@ def settings(
 
 def tune(
     model: Annotated[Path, typer.Option("--model", "-m", help="Folder of a saved model.")],
-    data: DataOption,
+    data: options.DataOption,
     split: Annotated[str, typer.Option(help="Split to search on; use one for neither training nor scoring.")],
-    classes: ClassesOption = None,
-    void: ScoredVoidOption = None,
-    keep: KeepOption = None,
-    rest: RestOption = "void",
+    classes: options.ClassesOption = None,
+    void: options.ScoredVoidOption = None,
+    keep: options.KeepOption = None,
+    rest: options.RestOption = "void",
     limit: Annotated[int, typer.Option(help="Use at most this many images.")] = 100,
     out: Annotated[
         Path | None,
         typer.Option("--out", "-o", help="Folder for the tuned model. Default: the model's, with “-tuned” added."),
     ] = None,
+    imports: options.ImportOption = None,
 ) -> None:
     """Tune the settings that training does not learn, on held-out images.
 
     These are the pairwise scale of `context_crf`, `crf_pseudo` and `crf_likelihood`, and the kernels of `deeplab_crf`.
     `messagenet tune --model runs/crf/best --data voc:DIR --split train`, if it was trained on another split.
     """
-    from messagenet.data import Subset, open_data
+    from messagenet.data import Subset, open_data, takes
     from messagenet.models import SegmentationModel
     from messagenet.training import tune as search
 
     tuned = SegmentationModel.from_pretrained(model)
-    voids = void or tuned.input.void_values or None
+    voids = void or (tuned.input.void_values if takes(data, "void_values") else None)
     held_out = open_data(data, split, classes, voids, words(keep), rest)  # type: ignore[arg-type]
     with progress("trying") as bar:
         task = bar.add_task("images", total=None)

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, TextIO
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -15,11 +15,21 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from messagenet.errors import InputError, Note
+from messagenet.settings import import_components
 
 DATA_HELP = (
     "Data set: synthetic scenes `synthetic`, `synthetic:COUNT`, `noisy`, `noisy:COUNT`; `folder:DIR` (images/, "
     "masks/, classes.txt), `voc:DIR`, `voc:DIR,SBD_DIR`, `sbd:DIR`."
 )
+ImportOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--import",
+        callback=lambda sources: [import_components(source) for source in sources or ()],
+        expose_value=False,
+        help="Python file or module that registers components of your own; repeatable.",
+    ),
+]
 DataOption = Annotated[str, typer.Option("--data", "-d", help=DATA_HELP)]
 ClassesOption = Annotated[
     Path | None, typer.Option(help="Class list (one class per line, or JSON), if the data set has none.")
@@ -82,18 +92,11 @@ def print_notes() -> Iterator[None]:
     """Prints a `Note` as one line; other warnings are unchanged."""
     usual = warnings.showwarning
 
-    def show(
-        message: Warning | str,
-        category: type[Warning],
-        filename: str,
-        lineno: int,
-        file: TextIO | None = None,
-        line: str | None = None,
-    ) -> None:
+    def show(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
         if issubclass(category, Note):
             print(f"note: {message}", file=sys.stderr)  # a second Console would write into a progress bar
         else:
-            usual(message, category, filename, lineno, file, line)
+            usual(message, category, *where, **more)
 
     warnings.showwarning = show
     try:

@@ -8,20 +8,8 @@ from typing import Annotated
 
 import typer
 
-from messagenet.cli.options import (
-    DATA_HELP,
-    SYSTEMS_HELP,
-    ClassesOption,
-    KeepOption,
-    TrainedRestOption,
-    VoidOption,
-    advance,
-    console,
-    numbers,
-    print_line,
-    progress,
-    words,
-)
+from messagenet.cli import options
+from messagenet.cli.options import advance, console, numbers, print_line, progress, words
 from messagenet.errors import InputError, write_atomically
 
 
@@ -46,29 +34,30 @@ def compare(
         typer.Option(
             "--systems",
             "-s",
-            help=f"Comma-separated systems: `message_t1` to `message_t3`, {SYSTEMS_HELP}; or `all`, for those that fit "
-            "the backbone. Default: `unary,convolution,context_crf,message`.",
+            help=f"Comma-separated systems: `message_t1` to `message_t3`, {options.SYSTEMS_HELP}; or `all`, for those "
+            "that fit the backbone. Default: `unary,convolution,context_crf,message`.",
         ),
     ] = None,
     study: Annotated[
         Path | None,
         typer.Option(help="YAML file of systems, shared settings and seeds, such as `recipes/study-scenes.yaml`."),
     ] = None,
-    data: Annotated[str | None, typer.Option("--data", "-d", help=DATA_HELP)] = None,
+    data: Annotated[str | None, typer.Option("--data", "-d", help=options.DATA_HELP)] = None,
     preset: Annotated[str | None, typer.Option(help="Preset that all systems share.")] = None,
     config: Annotated[Path | None, typer.Option(help="YAML file of settings that all systems share.")] = None,
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="Change a setting of all systems: `a.b=value`; repeatable.")
     ] = None,
     seeds: Annotated[str | None, typer.Option(help="Comma-separated training seeds. Default: `0,1,2`.")] = None,
-    classes: ClassesOption = None,
-    void: VoidOption = None,
-    keep: KeepOption = None,
-    rest: TrainedRestOption = None,
+    classes: options.ClassesOption = None,
+    void: options.VoidOption = None,
+    keep: options.KeepOption = None,
+    rest: options.TrainedRestOption = None,
     held_out: Annotated[
         int | None, typer.Option(help="Training images held out from all systems, to tune settings on. Default: 20.")
     ] = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over the training images.")] = None,
+    imports: options.ImportOption = None,
 ) -> None:
     """Train and score systems side by side, with equal budgets and seeds, and write one table.
 
@@ -99,6 +88,9 @@ def compare(
         rest=rest,
         epochs=epochs,
     )
+    chosen_seeds = [] if seeds is None else numbers(seeds, "--seeds", "0,1,2")
+    if not all(seed.is_integer() for seed in chosen_seeds):
+        raise InputError("--seeds are whole numbers; write them like 0,1,2")
     if study and systems:
         raise InputError("a study has its own systems; leave --systems out, or edit the study")
     if systems == "all":
@@ -111,7 +103,7 @@ def compare(
     results = compare_systems(
         chosen,
         shared,
-        plan.seeds if seeds is None else _whole(numbers(seeds, "--seeds", "0,1,2")),
+        plan.seeds if seeds is None else [int(seed) for seed in chosen_seeds],
         out,
         held_out=plan.held_out if held_out is None else held_out,
         contrasts=plan.contrasts,
@@ -121,18 +113,13 @@ def compare(
     print_line(f"table and plots: {out}")
 
 
-def _whole(seeds: list[float]) -> list[int]:
-    if not all(seed.is_integer() for seed in seeds):
-        raise InputError("--seeds are whole numbers; write them like 0,1,2")
-    return [int(seed) for seed in seeds]
-
-
 def infer(
     model: Annotated[Path, typer.Argument(help="A `.uai` (MARKOV or BAYES) or libDAI `.fg` file.")],
     evidence: Annotated[Path | None, typer.Option("--evidence", "-e", help="UAI evidence file.")] = None,
     engine: Annotated[str, typer.Option(help="`exact`, `bp`, `trw`, `trws` (MAP only) or `mf`.")] = "exact",
     task: Annotated[str, typer.Option(help="`mar`: marginals, `pr`: log10 Z, `map`: the most probable state.")] = "mar",
     out: Annotated[Path | None, typer.Option("--out", "-o", help="File to write. Default: standard output.")] = None,
+    imports: options.ImportOption = None,
 ) -> None:
     """Answer a query on a discrete graphical model, in the output format of the UAI competitions.
 
@@ -153,12 +140,13 @@ def infer(
 
 
 def check(
-    data: Annotated[str, typer.Argument(help=DATA_HELP)],
+    data: Annotated[str, typer.Argument(help=options.DATA_HELP)],
     split: Annotated[str | None, typer.Option(help="Split to check. Default: all.")] = None,
     sheet: Annotated[Path | None, typer.Option(help="Write a contact sheet (PNG) here.")] = None,
-    classes: ClassesOption = None,
-    void: VoidOption = None,
+    classes: options.ClassesOption = None,
+    void: options.VoidOption = None,
     every: Annotated[bool, typer.Option("--all", help="List every issue, not one of each kind.")] = False,
+    imports: options.ImportOption = None,
 ) -> None:
     """Count images, sizes and labels, and list everything that would stop training.
 

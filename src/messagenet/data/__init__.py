@@ -4,7 +4,7 @@ Custom readers are registered with `messagenet.settings.register("data", kind)`;
 """
 
 from messagenet.data.augment import Augment, augment_sample, generator
-from messagenet.data.check import CheckReport, check_data
+from messagenet.data.check import check_data
 from messagenet.data.classes import VOC_CLASSES, VOID, Classes, read_classes
 from messagenet.data.dataset import (
     Batch,
@@ -17,12 +17,13 @@ from messagenet.data.dataset import (
     Subset,
     collate,
     hold_out,
+    hold_out_val,
     to_tensor,
     unique_indices,
 )
 from messagenet.data.folder import FolderData
 from messagenet.data.images import decode_image, find_images, read_image, read_mask
-from messagenet.data.open import is_generated, open_data
+from messagenet.data.open import open_data, takes
 from messagenet.data.pairs import as_data
 from messagenet.data.sampling import balanced_indices, epoch_order
 from messagenet.data.scenes import SCENE_CLASSES, SyntheticScenes
@@ -34,7 +35,6 @@ __all__ = [
     "VOID",
     "Augment",
     "Batch",
-    "CheckReport",
     "ClassSubset",
     "Classes",
     "ConcatData",
@@ -57,11 +57,12 @@ __all__ = [
     "find_images",
     "generator",
     "hold_out",
-    "is_generated",
+    "hold_out_val",
     "open_data",
     "read_classes",
     "read_image",
     "read_mask",
+    "takes",
     "to_tensor",
     "unique_indices",
 ]

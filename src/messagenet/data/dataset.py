@@ -331,6 +331,12 @@ def hold_out(ids: Sequence[str], fraction: float = 0.2) -> tuple[list[int], list
     return [index for index in range(len(ids)) if index not in held], sorted(held)
 
 
+def hold_out_val(data: SegmentationData) -> tuple[Subset, Subset]:
+    """The data for training, and one sample in five for validation, by its name."""
+    train, val = hold_out([data.sample_name(index) for index in range(len(data))])
+    return Subset(data, train), Subset(data, val)
+
+
 class Batch(NamedTuple):
     """Samples stacked into tensors, smaller ones padded at the bottom and on the right.
 

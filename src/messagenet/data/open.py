@@ -1,7 +1,8 @@
 """Specifications of data sets: `KIND:LOCATION`, such as `synthetic:500`, or a folder whose kind its layout shows.
 
-The kinds are the registered readers, each a class or function of the location. `open_data` passes on those of `split`,
-`classes`, `void_values`, `seed` and `strict` that the reader has a keyword for. A custom reader:
+The kinds are the registered readers, each a class or function of the location. `open_data` passes on `split`,
+`classes`, `void_values`, `seed` and `strict`. Classes, void values or a seed that the reader has no keyword for are an
+error; without a keyword `split`, one sample in five is held out for `val`, by its name. A custom reader:
 
     @register("data", "camvid")
     def open_camvid(location: str, *, split: str = "train", void_values: Sequence[int] = (11,)) -> SegmentationData:
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from messagenet.data.classes import ClassesLike, as_classes
-from messagenet.data.dataset import ClassSubset, ConcatData, SegmentationData
+from messagenet.data.dataset import ClassSubset, ConcatData, SegmentationData, hold_out_val
 from messagenet.data.pairs import as_data
 from messagenet.data.voc import find_devkit, find_sbd
 from messagenet.errors import InputError, nearest
@@ -52,38 +53,49 @@ def open_data(
     'val-00000'
     """
     known = None if classes is None else as_classes(classes)
+    if rest != "void" and not keep:
+        raise InputError(f'rest is "{rest}", for classes that are not kept; give keep as well')
     given: dict[str, Any] = {"classes": known, "void_values": void_values, "seed": seed, "strict": strict}
     if not isinstance(spec, str | Path):
         data = as_data(spec, known, void_values or ())
     elif split is None or "+" not in split:
-        data = _read(*_parse(str(spec)), split=split, **given)
+        data = _read(*_parse(str(spec)), split, given)
     else:
         names = [name.strip() for name in split.split("+")]
         if not all(names):
             raise InputError(f'the split is "{split}"; write names joined by +, such as train+val')
-        data = ConcatData([_read(*_parse(str(spec)), split=name, **given) for name in names])
+        data = ConcatData([_read(*_parse(str(spec)), name, given) for name in names])
     return ClassSubset(data, keep, rest) if keep else data
 
 
-def _read(kind: str, location: str, **given: Any) -> SegmentationData:
+def _read(kind: str, location: str, split: str | None, given: dict[str, Any]) -> SegmentationData:
     """Calls a reader with the keywords that it has; None means the reader's default."""
     reader = find(GROUP, kind)
     takes = options(reader)
     if given["classes"] is not None and "classes" not in takes:
         raise InputError(f"{kind} data have classes of their own; choose among them with keep")
-    data = reader(location, **{name: value for name, value in given.items() if name in takes and value is not None})
+    for name in ("void_values", "seed"):
+        if given[name] and name not in takes:
+            raise InputError(f"{kind} data take no {name}, but {', '.join(takes) or 'a location alone'}; leave it out")
+    values = {name: value for name, value in {"split": split, **given}.items() if name in takes and value is not None}
+    data = reader(location, **values)
     assert isinstance(data, SegmentationData), f"the reader of {kind} data returns no SegmentationData"
-    return data
+    if split is None or "split" in takes:
+        return data
+    if split not in ("train", "val"):
+        raise InputError(f'{kind} data have no split "{split}"; choose train or val')
+    return hold_out_val(data)[split == "val"]
 
 
-def is_generated(spec: str | Path) -> bool:
-    """Whether the data set is generated, that is, its reader takes a seed.
+def takes(spec: Any, option: str) -> bool:
+    """Whether `open_data` can pass an option on to the reader of a data set; only generated data take a seed.
 
-    >>> is_generated("noisy:500"), is_generated("folder:photos")
+    >>> takes("noisy:500", "seed"), takes("folder:photos", "seed")
     (True, False)
     """
-    kind = str(spec).partition(":")[0]
-    return kind in kinds(GROUP) and "seed" in options(find(GROUP, kind))
+    if isinstance(spec, str | Path):
+        return option in options(find(GROUP, _parse(str(spec))[0]))
+    return option == "void_values" and not isinstance(getattr(spec, "dataset", spec), SegmentationData)
 
 
 def forms() -> list[str]:

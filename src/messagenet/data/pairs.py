@@ -46,6 +46,8 @@ def as_data(data: Any, classes: ClassesLike | None = None, void_values: Sequence
     if isinstance(data, SegmentationData):
         if classes is not None and as_classes(classes).names != data.classes.names:
             raise InputError(f"{data.name} has classes of its own; choose among them with keep")
+        if set(void_values) - {VOID}:
+            raise InputError(f"{data.name} reads its own masks; give it the void values when it is made")
         return data
     if isinstance(data, torch_data.Subset):
         if classes is None:

@@ -79,6 +79,8 @@ class CrossEntropy:
         iteration_weights: Sequence[float] = (),
     ) -> None:
         between(0, 1, label_smoothing=label_smoothing)
+        if resolution == "pixels" and cell_label != "centre":
+            raise InputError("cell_label is for a loss at the nodes; set resolution=nodes, or leave it out")
         self.resolution = resolution
         self.cell_label = cell_label
         self.label_smoothing = label_smoothing

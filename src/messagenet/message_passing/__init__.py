@@ -4,12 +4,12 @@
 mixed types, graphs of any shapes in a batch.
 """
 
-from messagenet.message_passing.estimator import MessageEstimator, MessagePassingResult
+from messagenet.message_passing.estimator import MessageEstimator
 from messagenet.message_passing.factor_types import FactorType
 from messagenet.message_passing.fused_sum import relu_sum, use_backend
 from messagenet.message_passing.graph import ComputedByType, ComputedMessages, GraphContext, GraphMessagePassing
-from messagenet.message_passing.grid import GridContext, MessagePassing
-from messagenet.message_passing.inspect import Received, as_graph_head, received_messages
+from messagenet.message_passing.grid import MessagePassing
+from messagenet.message_passing.inspect import as_graph_head, received_messages
 
 __all__ = [
     "ComputedByType",
@@ -17,11 +17,8 @@ __all__ = [
     "FactorType",
     "GraphContext",
     "GraphMessagePassing",
-    "GridContext",
     "MessageEstimator",
     "MessagePassing",
-    "MessagePassingResult",
-    "Received",
     "as_graph_head",
     "received_messages",
     "relu_sum",

@@ -10,7 +10,7 @@ All systems are this class with another head. A loss is a separate object, calle
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -24,6 +24,7 @@ from messagenet.data.dataset import check_void_values
 from messagenet.errors import InputError, nearest
 from messagenet.geometry import Features, map_size, node_mask, upsample
 from messagenet.graph import Relation
+from messagenet.message_passing import MessagePassing
 from messagenet.models.backbones import IMAGENET_MEAN, IMAGENET_STD, Backbone, as_levels, level_maps, level_spec
 from messagenet.settings import KIND, Spec, build, component, convert, find
 
@@ -106,6 +107,12 @@ class Head(nn.Module):
         return check_features(features, self.in_channels, self.check_finite).permute(0, 2, 3, 1)
 
 
+def head_trait(head: Any, name: str) -> Any:
+    """An attribute of a head or its class, as `Head` explains it; other modules have the default, or None."""
+    known = issubclass(head if inspect.isclass(head) else type(head), Head | MessagePassing)
+    return getattr(head if known else Head, name, getattr(Head, name, None))
+
+
 class SegmentationModel(nn.Module):
     """A backbone, an optional neck, and a head.
 
@@ -142,8 +149,8 @@ class SegmentationModel(nn.Module):
     ) -> None:
         super().__init__()
         self.input = classes if isinstance(classes, InputSpec) else InputSpec(as_classes(classes))
-        kind: Any = head if isinstance(head, nn.Module) else find("head", _kind(head, "head"), "head")
-        self._levels: tuple[int, ...] = getattr(kind, "level_strides", ())
+        kind: Any = head if isinstance(head, nn.Module) else find("head", component("head", head)[KIND])
+        self._levels: tuple[int, ...] = head_trait(kind, "level_strides")
         names = _factor_types(kind, head) if separate_features else (SHARED,)
         self.backbones = nn.ModuleDict({name: self._build_backbone(backbone, len(names)) for name in names})
         self.feature_stride = float(self._levels[0] if self._levels else self._first_backbone.stride)
@@ -177,7 +184,7 @@ class SegmentationModel(nn.Module):
     def _build_neck(self, neck: str | Spec | nn.Module, head: Any, separate_features: bool) -> nn.Module:
         if separate_features:
             raise InputError("a neck needs features that all factors share; set separate_features=false")
-        if not getattr(head, "takes_neck", True):
+        if not head_trait(head, "takes_neck"):
             raise InputError(f"{_name(head)} takes no neck; leave it out")
         if not isinstance(neck, nn.Module):
             built: nn.Module = build("neck", neck, path="neck", in_channels=self._first_backbone.channels)
@@ -192,7 +199,7 @@ class SegmentationModel(nn.Module):
     def _build_head(self, head: str | Spec | nn.Module) -> nn.Module:
         num_classes = self.input.classes.num_classes
         if isinstance(head, nn.Module):
-            if getattr(head, "num_classes", num_classes) != num_classes:
+            if head_trait(head, "num_classes") not in (None, num_classes):
                 raise InputError(f"the head has {head.num_classes} classes, the model {num_classes}; give it as many")
             return head
         source: Any = self._first_backbone if self.neck is None else self.neck
@@ -213,12 +220,12 @@ class SegmentationModel(nn.Module):
     @property
     def relations(self) -> tuple[Relation, ...]:
         """The relations of the head, if it has any."""
-        return tuple(getattr(self.head, "relations", ()))
+        return tuple(head_trait(self.head, "relations") or ())
 
     @property
     def needs_images(self) -> frozenset[Purpose]:
         """The purposes ("loss", "prediction") for which features alone do not suffice."""
-        found: frozenset[Purpose] = getattr(self.head, "needs_images", frozenset())
+        found: frozenset[Purpose] = head_trait(self.head, "needs_images")
         return found
 
     @property
@@ -275,7 +282,7 @@ class SegmentationModel(nn.Module):
 
     def forward_train(self, features: Features, **context: Any) -> tuple[Tensor, float]:
         """Logits that a loss compares with the target, and their stride; arguments as for `forward_head`."""
-        if not hasattr(self.head, "forward_train"):
+        if head_trait(self.head, "forward_train") is None:
             return self.forward_head(features, **context), self.output_stride
         return self._call_head(self.head.forward_train, features, **context), self.feature_stride
 
@@ -287,7 +294,7 @@ class SegmentationModel(nn.Module):
     def _call_head(self, head: Any, features: Features, *, sizes: Tensor | None = None, **context: Any) -> Any:
         mask = self.node_mask(features, sizes)
         context["sizes"] = sizes
-        needed = {name: context[name] for name in getattr(head, "context", ())}
+        needed = {name: context[name] for name in head_trait(head, "context")}
         return _call_part(head, self.forward_neck(features, mask), mask, **needed)
 
     def node_mask(self, features: Features, sizes: Tensor | None) -> Tensor | None:
@@ -301,6 +308,8 @@ class SegmentationModel(nn.Module):
         bands = self.input.bands
         if images.ndim != 4 or images.shape[1] != bands:
             raise InputError(f"images have shape {tuple(images.shape)}; give RGB as (batch, {bands}, height, width)")
+        if 0 in images.shape[2:]:
+            raise InputError(f"images have shape {tuple(images.shape)}, without a pixel; give at least one")
         if not images.is_floating_point():
             raise InputError(f"images are {images.dtype}; give numbers from 0 to 1, such as images.float() / 255")
         return (images - self.get_buffer("mean")) / self.get_buffer("std")
@@ -313,19 +322,24 @@ class SegmentationModel(nn.Module):
     def skip_finite_checks(self) -> None:
         """Switches off the search for NaN, which waits for the device, in every part."""
         for module in self.modules():
-            if hasattr(module, "check_finite"):
-                setattr(module, "check_finite", False)  # noqa: B010 (no attribute of all modules)
+            if isinstance(module, Head | MessagePassing):
+                module.check_finite = False
 
     def set_tunable(self, **values: float) -> None:
         """Changes settings that training does not learn, those in `head.tunable`; `save` writes the new values."""
-        tunable = getattr(self.head, "tunable", {})
-        for name, value in values.items():
+        tunable = head_trait(self.head, "tunable")
+        for name in values:
             if name not in tunable:
                 raise InputError(
                     f"a {type(self.head).__name__} has no setting {name!r} to tune; {nearest(name, tunable)}"
                 )
-            setattr(self.head, name, value)
-            self.head.config[name] = value
+        config = component("head", {**self.head.config, **values})
+        given = {"in_channels": self.head.in_channels, "num_classes": self.head.num_classes}
+        with torch.device("meta"):
+            build("head", config, path="head", feature_stride=self.feature_stride, **given)  # checks the values
+        for name in values:
+            setattr(self.head, name, config[name])
+            self.head.config[name] = config[name]
 
     def save(self, folder: str | Path, *, half: bool = False) -> Path:
         """Writes `model.safetensors`, rounded to 16 bits if `half`, and `config.json`; `from_pretrained` reads them."""
@@ -355,23 +369,14 @@ class SegmentationModel(nn.Module):
 
 def _call_part(part: Any, features: Features, mask: Tensor | None, **context: Any) -> Any:
     """Output of a head or neck; a module without a parameter for the mask gets zeros at nodes that do not exist."""
-    if not isinstance(part, nn.Module) or _takes_mask(type(part).forward):
+    if not isinstance(part, nn.Module) or "mask" in inspect.signature(type(part).forward).parameters:
         return part(features, mask, **context)
     assert isinstance(features, Tensor), "one feature map for each factor type needs a head that knows them"
     return zero_padding(part(zero_padding(features, mask)), mask)
 
 
-def _takes_mask(forward: Callable[..., Any]) -> bool:
-    return "mask" in inspect.signature(forward).parameters
-
-
 def _image_size(images: Tensor) -> tuple[int, int]:
     return images.shape[2], images.shape[3]
-
-
-def _kind(spec: str | Spec, group: str) -> str:
-    kind: str = component(group, spec)[KIND]
-    return kind
 
 
 def _own_config(part: nn.Module | None) -> dict[str, Any] | None:
@@ -385,7 +390,7 @@ def _name(part: Any) -> str:
 
 
 def _factor_types(head: Any, spec: Any) -> tuple[str, ...]:
-    if not hasattr(head, "feature_names"):
+    if head_trait(head, "feature_names") is None:
         raise InputError(f"{_name(head)} reads one feature map; set separate_features=false")
     if isinstance(head, nn.Module):
         relations: Sequence[Relation] = head.relations  # type: ignore[assignment]

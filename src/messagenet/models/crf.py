@@ -92,6 +92,7 @@ class CRFHead(Head):
         if inference not in get_args(Inference):
             raise InputError(f"unknown inference {inference!r}; {nearest(inference, get_args(Inference))}")
         at_least(1, hidden=hidden, inference_iterations=inference_iterations)
+        at_least(0, pairwise_scale=pairwise_scale)
         self.pairwise = PairwisePotentials(in_channels, num_classes, relations, hidden=hidden, neighbours=neighbours)
         self.unary = unary_estimator(in_channels, hidden, num_classes)
         self.inference = inference

@@ -309,8 +309,11 @@ def as_array(image: AnyImage) -> ImageArray:
 
 def check_image(image: ImageArray) -> ImageArray:
     """The image, if it is RGB bytes."""
-    if image.ndim != 3 or image.shape[2] != 3 or image.dtype != np.uint8:
-        raise InputError(f"an image must be RGB bytes (height, width, 3), not {image.dtype} {image.shape}")
+    if not isinstance(image, np.ndarray) or image.ndim != 3 or image.shape[2] != 3 or image.dtype != np.uint8:
+        given = f"{image.dtype} {tuple(image.shape)}" if hasattr(image, "shape") else type(image).__name__
+        raise InputError(f"an image must be RGB bytes (height, width, 3), a PIL image or a file, not {given}")
+    if image.size == 0:
+        raise InputError(f"an image of {image.shape[1]}x{image.shape[0]} has no pixel; give at least one")
     return image
 
 

@@ -10,13 +10,15 @@ one process for each model, and predictions before training steps.
 
 from __future__ import annotations
 
+import importlib
 import json
+import os
 import resource
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -29,8 +31,9 @@ import messagenet.losses  # noqa: F401 (registers the losses)
 from messagenet.data import Batch
 from messagenet.errors import InputError
 from messagenet.models import SegmentationModel
+from messagenet.models.saving import read_config
 from messagenet.prediction import Predictor
-from messagenet.settings import Spec, build
+from messagenet.settings import KIND, Spec, build, find
 
 TURNS = 3
 BackboneUse = Literal["trained", "frozen", "cached"]
@@ -48,10 +51,12 @@ class Cost:
 def measure_in_subprocess(
     folder: Path, height: int, width: int, batch_size: int, backbone: BackboneUse, loss: Spec
 ) -> Cost:
-    """Measures a saved model in a process of its own."""
-    command = [sys.executable, "-m", "messagenet.studies.cost", str(folder)]
+    """Measures a saved model in a process of its own, which imports the modules that define its components."""
+    modules = component_modules({**read_config(folder)["model"], "loss": loss})
+    command = [sys.executable, "-m", "messagenet.studies.cost", str(folder), *map(str, (height, width, batch_size))]
     done = subprocess.run(
-        [*command, *map(str, (height, width, batch_size)), backbone, json.dumps(loss)],
+        [*command, backbone, json.dumps(loss), *modules],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,
         text=True,
         check=False,
@@ -60,6 +65,18 @@ def measure_in_subprocess(
         reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
         raise InputError(f"the cost of {folder} cannot be measured ({reason}); free some memory and resume")
     return Cost(**json.loads(done.stdout.splitlines()[-1]))
+
+
+def component_modules(parts: Mapping[str, Any]) -> list[str]:
+    """The modules that define components, given by their groups; other values are left out."""
+    specs = {group: spec[KIND] for group, spec in parts.items() if isinstance(spec, Mapping)}
+    modules = {find(group, kind).__module__: f'{group} "{kind}"' for group, kind in specs.items()}
+    if "__main__" in modules:
+        raise InputError(
+            f"costs are measured in another process, which cannot import the {modules['__main__']} from a notebook or "
+            "script; put it into a module"
+        )
+    return list(modules)
 
 
 def measure(
@@ -138,6 +155,8 @@ def _peak_memory() -> float:
 
 
 if __name__ == "__main__":
+    for module in sys.argv[7:]:
+        importlib.import_module(module)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = SegmentationModel.from_pretrained(sys.argv[1]).to(device)
     rows, columns, images = map(int, sys.argv[2:5])

@@ -28,7 +28,7 @@ from messagenet.models import SegmentationModel
 from messagenet.models.controls import parameter_count
 from messagenet.prediction import Predictor, score
 from messagenet.settings import KIND
-from messagenet.studies.cost import BackboneUse, Cost, measure_in_subprocess
+from messagenet.studies.cost import BackboneUse, Cost, component_modules, measure_in_subprocess
 from messagenet.studies.study import Study
 from messagenet.studies.tables import (
     RunResult,
@@ -41,7 +41,7 @@ from messagenet.studies.tables import (
 from messagenet.training import DataSets, TrainCallback, TrainConfig, load_config, override, train, tune
 from messagenet.training.batches import default_workers
 from messagenet.training.build import build_model, open_sets
-from messagenet.training.config import config_text, head_class
+from messagenet.training.config import config_text
 from messagenet.training.distributed import start_processes
 from messagenet.training.feature_cache import FeatureCache, collate_features, scoring_cache
 from messagenet.training.systems import SYSTEMS, System, custom_system, find_system
@@ -81,8 +81,9 @@ def compare(
         raise InputError(f"seeds are {list(seeds)}; give one or more, each once")
     pairs = [(_name_of(found, base), _name_of(found, other)) for base, other in contrasts]
     shared = _shared_config(found, config)
-    cache = out / "features" if config.run.cache_features else None
-    configs = {(each.name, seed): _system_config(each, shared, seed, cache) for each in found for seed in seeds}
+    configs = {
+        (each.name, seed): _system_config(each, shared, seed, out / "features") for each in found for seed in seeds
+    }
     sets = data or open_sets(config.data)
     check_systems(found, shared, sets.train.classes)
     parts = _hold_out(sets, held_out)
@@ -183,7 +184,8 @@ def _build_without_memory(system: System, shared: TrainConfig, classes: Classes)
     if config.model.pretrained_head:
         raise InputError("a comparison trains every head from the beginning; set model.pretrained_head=false")
     with torch.device("meta"):
-        build_model(replace(config, model=replace(config.model, pretrained=None)), classes)
+        model = build_model(replace(config, model=replace(config.model, pretrained=None)), classes).model
+    component_modules({**model.config, "loss": config.loss})
 
 
 def _hold_out(sets: DataSets, held_out: int) -> tuple[DataSets, SegmentationData]:
@@ -202,18 +204,18 @@ def _hold_out(sets: DataSets, held_out: int) -> tuple[DataSets, SegmentationData
 
 def _shared_config(systems: Sequence[System], config: TrainConfig) -> TrainConfig:
     """No scoring during training; if one loss is at the nodes only, all are, without label smoothing."""
-    shared = override(config, {"run.evaluate_every": NEVER, "run.cache_features": False})
+    shared = override(config, {"run.evaluate_every": NEVER})
     common = {"loss.resolution": "nodes", "loss.label_smoothing": 0.0}
     at_nodes = any("resolution" not in system.apply(shared).loss for system in systems)
     return override(shared, common) if at_nodes and "resolution" in shared.loss else shared
 
 
-def _system_config(system: System, shared: TrainConfig, seed: int, cache: Path | None) -> TrainConfig:
-    """The configuration of a system; a frozen backbone's features are cached for all systems that can use them."""
+def _system_config(system: System, shared: TrainConfig, seed: int, cache: Path) -> TrainConfig:
+    """The configuration of a system; all systems share the cached features, if they use any."""
     config = override(system.apply(shared), {"run.seed": seed})
-    if cache is None or "loss" in getattr(head_class(config.model.head), "needs_images", ()):
+    if not config.run.cache_features or config.run.cache_folder is not None:
         return config
-    return override(config, {"run.cache_features": True, "run.cache_folder": str(cache)})
+    return override(config, {"run.cache_folder": str(cache)})
 
 
 def _name_of(systems: Sequence[System], wanted: str) -> str:
@@ -225,7 +227,8 @@ def _name_of(systems: Sequence[System], wanted: str) -> str:
 
 def _check_same(path: Path, config: TrainConfig) -> None:
     """Raises if the folder was made with other settings, the cache folder aside."""
-    if path.is_file() and override(load_config(path), {"run.cache_folder": config.run.cache_folder}) != config:
+    before = load_config(path) if path.is_file() else config
+    if replace(before, run=replace(before.run, cache_folder=config.run.cache_folder)) != config:
         raise InputError(f"{path.parent} was made with other settings; give the same, or another folder")
 
 
@@ -255,7 +258,8 @@ def _train_and_score(
     if config.augment.crop is not None:
         crop = config.augment.crop
         height, width = (crop, crop) if isinstance(crop, int) else crop
-    use = _backbone_use(config)
+    frozen: BackboneUse = "frozen" if config.run.freeze_backbone else "trained"
+    use: BackboneUse = "cached" if config.run.cache_features else frozen
     return RunResult(
         system.name,
         system.label or system.name,
@@ -272,12 +276,6 @@ def _train_and_score(
         scores.sizes[0].accuracy if scores.sizes else None,
         config.model.head[KIND],
     )
-
-
-def _backbone_use(config: TrainConfig) -> BackboneUse:
-    if config.run.cache_features:
-        return "cached"
-    return "frozen" if config.run.freeze_backbone else "trained"
 
 
 def _scores(model: SegmentationModel, data: SegmentationData, config: TrainConfig, callback: StudyCallback) -> Scores:

@@ -1,11 +1,11 @@
 """Training: the settings of a run, the loop, and what it writes."""
 
+from messagenet.training import inference_machine  # noqa: F401 (registers its methods)
 from messagenet.training.build import DataSets
 from messagenet.training.config import TrainConfig, load_config, override, preset_names, save_config
-from messagenet.training.inference_machine import train_machine_dagger, train_machine_forward
 from messagenet.training.loop import train
 from messagenet.training.progress import Bar, RunInfo, TrainCallback, TrainResult, read_log
-from messagenet.training.validate import TuneResult, tune
+from messagenet.training.validate import tune
 
 __all__ = [
     "Bar",
@@ -14,14 +14,11 @@ __all__ = [
     "TrainCallback",
     "TrainConfig",
     "TrainResult",
-    "TuneResult",
     "load_config",
     "override",
     "preset_names",
     "read_log",
     "save_config",
     "train",
-    "train_machine_dagger",
-    "train_machine_forward",
     "tune",
 ]

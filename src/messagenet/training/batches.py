@@ -128,6 +128,11 @@ def make_loader(
     return _Plainly(loader)
 
 
+def only(samples: list[T]) -> T:
+    """Collates a batch of one."""
+    return samples[0]
+
+
 class _Plainly(Generic[T]):
     """A loader that raises its workers' input errors without their traceback."""
 

@@ -12,10 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from messagenet.bundled import bundled_models, model_folder
-from messagenet.data import Augment, Classes, Sample, SegmentationData, Subset, generator, open_data
+from messagenet.data import Augment, Classes, Sample, SegmentationData, Subset, generator, open_data, takes
 from messagenet.errors import InputError, nearest
 from messagenet.models import InputSpec, SegmentationModel
 from messagenet.models.backbones import load_pretrained
+from messagenet.models.base import head_trait
 from messagenet.models.saving import read_config
 from messagenet.settings import KIND, flat
 from messagenet.training.config import DataConfig, ModelConfig, TrainConfig
@@ -32,18 +33,21 @@ class DataSets(NamedTuple):
 
 def open_sets(config: DataConfig) -> DataSets:
     """Opens the data sets of a run."""
+    seed = config.seed if not config.balance or takes(config.spec, "seed") else 0  # else that of the balance alone
 
     def open_split(split: str) -> SegmentationData:
-        return open_data(
-            config.spec, split, config.classes, config.void_values or None, config.keep, config.rest, config.seed
-        )
+        return open_data(config.spec, split, config.classes, config.void_values or None, config.keep, config.rest, seed)
 
     train = open_split(config.train_split)
     val = None if config.val_split is None else open_split(config.val_split)
-    if val is not None and config.val_limit is not None and config.val_limit < len(val):
-        spread = np.linspace(0, len(val) - 1, config.val_limit).round().astype(int)
-        val = Subset(val, spread.tolist())
-    return DataSets(train, val)
+    return DataSets(train, limited(val, config.val_limit))
+
+
+def limited(data: SegmentationData | None, limit: int | None) -> SegmentationData | None:
+    """At most so many samples, evenly spread."""
+    if data is None or limit is None or limit >= len(data):
+        return data
+    return Subset(data, np.linspace(0, len(data) - 1, limit).round().astype(int).tolist())
 
 
 def check_training_data(data: DataSets, augment: Augment, seed: int) -> Sample:
@@ -162,7 +166,7 @@ def _first_difference(model: SegmentationModel, trained: SegmentationModel) -> s
     ours, theirs = (
         flat({name: value for name, value in each.config.items() if name != "backbone"}) for each in (model, trained)
     )
-    free = {f"head.{name}" for name in getattr(model.head, "tunable", ())}
+    free = {f"head.{name}" for name in head_trait(model.head, "tunable")}
     for name in {**theirs, **ours}:  # a kind comes before its options
         if name not in free and ours.get(name) != theirs.get(name):
             return f"{name} is {theirs.get(name)} there and {ours.get(name)} here"

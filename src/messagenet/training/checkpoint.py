@@ -172,11 +172,8 @@ def _check_same(path: Path, before: TrainConfig, now: TrainConfig) -> None:
     old, new = flat(before), flat(now)
     for name in {**old, **new}:  # a kind comes before its options, which another kind may not have
         was, value = old.get(name), new.get(name)
-        if was == value or name in FREE or _longer(name, was, value):
+        is_length = bool(name in LENGTHS and was and value)
+        if was == value or name in FREE or (is_length and int(value or 0) > int(was or 0)):
             continue
-        fix = "give at least as many" if name in LENGTHS and was and value else "resume with the same settings"
+        fix = "give at least as many" if is_length else "resume with the same settings"
         raise InputError(f"{name} is {value}, but {was} in {path}; {fix}, or start in another folder")
-
-
-def _longer(name: str, before: int | None, now: int | None) -> bool:
-    return name in LENGTHS and before is not None and now is not None and now > before

@@ -23,17 +23,19 @@ from typing import Annotated, Any, Literal
 
 import yaml
 
-from messagenet.data import Augment, is_generated
+from messagenet.data import Augment, takes
 from messagenet.errors import InputError, nearest, write_atomically
+from messagenet.models.base import head_trait
 from messagenet.settings import (
     KIND,
     Component,
     at_least,
     at_most,
-    between,
+    build,
     component,
     component_group,
     find,
+    flat,
     help_texts,
     kinds,
     merge,
@@ -41,8 +43,10 @@ from messagenet.settings import (
     options,
     plain,
 )
+from messagenet.training import optimisers  # noqa: F401 (registers them)
 
 PRESET = "preset"
+OF_CACHE = ("cache_variants", "cache_precision", "cache_folder")  # settings that only cached features have
 COMMENT_WIDTH = 100
 Settings = Mapping[str, Any] | Iterable[str]  # values by path, or lines such as "run.epochs=3"
 
@@ -71,20 +75,22 @@ class ModelConfig:
     pretrained: str | None = None
     pretrained_head: bool = False
 
-    def resolve(self, changes: dict[str, Any]) -> dict[str, Any]:
-        """A head drops what a preset has and it does not take: a neck, separate features."""
-        if "head" not in changes:
-            return changes
-        head = head_class(changes["head"])
-        neck = {} if getattr(head, "takes_neck", True) else {"neck": None}
-        separate = {} if hasattr(head, "feature_names") else {"separate_features": False}
-        return neck | separate | changes
+    def adapt(self, values: Mapping[str, Any]) -> ModelConfig:
+        """Drops what a new head does not take: a neck, separate features."""
+        kind = _given(values, "head", KIND)
+        if kind is None:
+            return self
+        head = find("head", kind, "model.head")
+        neck = self.neck if head_trait(head, "takes_neck") else None
+        separate = self.separate_features and head_trait(head, "feature_names") is not None
+        return dataclasses.replace(self, neck=neck, separate_features=separate)
 
     def __post_init__(self) -> None:
-        head, kind = head_class(self.head), self.head[KIND]
-        if self.neck is not None and not getattr(head, "takes_neck", True):
+        kind = self.head[KIND]
+        head = find("head", kind, "model.head")
+        if self.neck is not None and not head_trait(head, "takes_neck"):
             raise InputError(f"neck is set, but the head {kind} takes none; set model.neck=null")
-        if self.separate_features and not hasattr(head, "feature_names"):
+        if self.separate_features and head_trait(head, "feature_names") is None:
             raise InputError(f"the head {kind} reads one feature map; set model.separate_features=false")
         if self.separate_features and self.neck is not None:
             raise InputError(
@@ -92,9 +98,22 @@ class ModelConfig:
             )
 
 
-def head_class(head: Mapping[str, Any]) -> Any:
-    """The class or function that builds a head."""
-    return find("head", head[KIND], "model.head")
+def needs_images(head: Mapping[str, Any]) -> bool:
+    """Whether training a head needs the images themselves, not features alone."""
+    return "loss" in head_trait(find("head", head[KIND], "model.head"), "needs_images")
+
+
+def _given(values: Any, *path: str) -> str | None:
+    """The text that nested values give a setting, if they do; a component by its kind alone is its kind."""
+    for name in path:
+        values = values.get(name) if isinstance(values, Mapping) else values if name == KIND else None
+    return values if isinstance(values, str) else None
+
+
+def _uses(method: str, path: str) -> bool:
+    """Whether a training method uses a setting, or all of its section."""
+    known: Any = find("method", method, "run.method")
+    return any(path == each or path.startswith(f"{each}.") for each in known.uses)
 
 
 @dataclass(frozen=True)
@@ -135,32 +154,6 @@ class DataConfig:
         at_most(1, balance=self.balance)
         if self.val_limit is not None:
             at_least(1, val_limit=self.val_limit)
-
-
-@dataclass(frozen=True)
-class OptimiserConfig:
-    """The optimiser.
-
-    Attributes:
-        name: "sgd" or "adamw".
-        lr: The peak learning rate.
-        backbone_lr: Factor of it for parameters that were pretrained, those of a neck or head that was taken over too;
-            new ones learn at full rate.
-        weight_decay: Weight decay; biases and norm parameters are spared.
-        momentum: Of sgd.
-        clip: Maximum norm of the gradient; 0 for no limit.
-    """
-
-    name: Literal["sgd", "adamw"] = "adamw"
-    lr: float = 1e-3
-    backbone_lr: float = 0.1
-    weight_decay: float = 0.01
-    momentum: float = 0.9
-    clip: float = 1.0
-
-    def __post_init__(self) -> None:
-        at_least(0, lr=self.lr, backbone_lr=self.backbone_lr, weight_decay=self.weight_decay, clip=self.clip)
-        between(0, 1, momentum=self.momentum)
 
 
 @dataclass(frozen=True)
@@ -224,28 +217,25 @@ class RunConfig:
     cache_precision: Literal["fp16", "fp32"] = "fp16"
     cache_folder: str | None = None
 
-    def resolve(self, changes: dict[str, Any]) -> dict[str, Any]:
-        """Counting by epochs ends counting by steps."""
-        return {"steps": None, **changes} if "epochs" in changes else changes
+    def adapt(self, values: Mapping[str, Any]) -> RunConfig:
+        """Counting by epochs ends counting by steps; without cached features, their settings are dropped."""
+        dropped: dict[str, Any] = {"steps": None} if "epochs" in values else {}
+        if values.get("cache_features") is False:
+            dropped |= {name: getattr(RunConfig, name) for name in ("cache_features", *OF_CACHE)}
+        return dataclasses.replace(self, **dropped)
 
     def __post_init__(self) -> None:
         find("method", self.method, "run.method")
-        at_least(
-            1,
-            epochs=self.epochs,
-            steps=1 if self.steps is None else self.steps,
-            batch_size=self.batch_size,
-            accumulate=self.accumulate,
-            evaluate_every=1 if self.evaluate_every is None else self.evaluate_every,
-            checkpoint_every=self.checkpoint_every,
-            log_every=self.log_every,
-            cache_variants=self.cache_variants,
-        )
+        counts = ("epochs", "steps", "batch_size", "accumulate", "evaluate_every", "checkpoint_every", "log_every")
+        at_least(1, **{n: getattr(self, n) for n in (*counts, "cache_variants") if getattr(self, n) is not None})
         at_least(0, workers=self.workers or 0, seed=self.seed)
         if not 0 <= self.ema < 1:
             raise InputError(f"ema is {self.ema}; give a decay from 0 (off) to below 1, such as 0.999")
         if self.cache_features and not self.freeze_backbone:
             raise InputError("cache_features needs a backbone that does not change; set freeze_backbone as well")
+        for name in () if self.cache_features else OF_CACHE:
+            if getattr(self, name) != getattr(RunConfig, name):
+                raise InputError(f"{name} is for cached features; set run.cache_features=true, or leave it out")
 
 
 @dataclass(frozen=True)
@@ -268,35 +258,60 @@ class TrainConfig:
     loss: Annotated[dict[str, Any], Component("loss")] = field(
         default_factory=partial(component, "loss", "cross_entropy")
     )
-    optimiser: OptimiserConfig = field(default_factory=OptimiserConfig)
+    optimiser: Annotated[dict[str, Any], Component("optimiser")] = field(
+        default_factory=partial(component, "optimiser", "adamw")
+    )
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     run: RunConfig = field(default_factory=RunConfig)
 
+    def adapt(self, values: Mapping[str, Any]) -> TrainConfig:
+        """Drops what a new method or head does not use, and cached features if a new head needs images."""
+        dropped: dict[str, Any] = {}
+        if method := _given(values, "run", "method"):
+            dropped = {path: value for path, value in flat(TrainConfig()).items() if not _uses(method, path)}
+        kind = _given(values, "model", "head", KIND)
+        if kind is not None and needs_images({KIND: kind}):
+            dropped["run.cache_features"] = False
+        if kind is not None and self.loss.get("iteration_weights") and not _has_iterations(kind):
+            dropped["loss.iteration_weights"] = []
+        return merge(self, nested(dropped)) if dropped else self
+
     def __post_init__(self) -> None:
         head, loss, method = self.model.head[KIND], self.loss[KIND], self.run.method
+        for group, spec in (("loss", self.loss), ("optimiser", self.optimiser)):
+            build(group, spec, path=group)  # checks its settings
         heads = getattr(find("loss", loss), "heads", ())
         if heads and head not in heads:
             raise InputError(
                 f"the loss {loss} is for the head {' or '.join(heads)}, not {head}; set model.head.kind={heads[0]}, or "
                 "loss.kind=cross_entropy"
             )
-        if self.loss.get("iteration_weights") and not hasattr(head_class(self.model.head), "forward_iterations"):
+        if self.loss.get("iteration_weights") and not _has_iterations(head):
             raise InputError(f"{head} has no iterations; set loss.iteration_weights=[], or model.head.kind=message")
         if method != "gradient" and self.data.balance:
             raise InputError(f"{method} training looks at every image once; set data.balance=0, or run.method=gradient")
-        tied = {"forward": False, "dagger": True}.get(method)
+        tied = getattr(find("method", method), "tied", None)
         if tied is not None and (head != "inference_machine" or self.model.head["tied"] != tied):
             raise InputError(
                 f"{method} training is for an inference machine; set model.head.kind=inference_machine and "
                 f"model.head.tied={str(tied).lower()}"
             )
+        unused = {path: value for path, value in flat(self).items() if not _uses(method, path)}
+        default = flat(TrainConfig()) if unused else {}
+        for path, value in unused.items():
+            if value != default.get(path):
+                raise InputError(f"{method} training does not use {path}; leave it out, or set run.method=gradient")
         if self.loss.get("persistent_messages") and self.augment != Augment():
             raise InputError(
                 "persistent messages are of images that stay as they are; leave out the augmentation, or set "
                 "loss.persistent_messages=false"
             )
-        if self.run.cache_features and "loss" in getattr(head_class(self.model.head), "needs_images", ()):
+        if self.run.cache_features and needs_images(self.model.head):
             raise InputError(f"{head} needs the images themselves; set run.cache_features=false")
+
+
+def _has_iterations(head: str) -> bool:
+    return head_trait(find("head", head, "model.head"), "forward_iterations") is not None
 
 
 def preset_names() -> tuple[str, ...]:
@@ -368,7 +383,7 @@ def parse_setting(line: str) -> tuple[str, Any]:
     >>> parse_setting("model.head.relations=[surrounding:0.4]")
     ('model.head.relations', ['surrounding:0.4'])
     """
-    path, equals, text = line.partition("=")
+    path, equals, text = str(line).partition("=")
     if not equals or not path.strip():
         raise InputError(f'"{line}" sets nothing; write section.name=value, such as run.epochs=3')
     try:
@@ -399,12 +414,14 @@ def choose_config(
 
     if preset and file:
         raise InputError("give either --preset or --config, not both")
+    if run_folder is not None and (preset or file):
+        raise InputError("a resumed run has its own settings; leave --preset and --config out")
     saved = None if run_folder is None else Path(run_folder) / "config.yaml"
     if saved is not None and not saved.is_file():
         raise InputError(f"there is no run to resume in {run_folder}; leave --resume out to start one")
     if data is None and not (saved or file or preset):
         raise InputError("say what to train on: --data folder:DIR, or --data synthetic to try it out")
-    config = load_config(saved or file or preset or ("tiny" if data and is_generated(data) else photographs))
+    config = load_config(saved or file or preset or ("tiny" if data and takes(data, "seed") else photographs))
     if system is not None:
         config = apply_system(config, system)
     short = {
@@ -426,13 +443,9 @@ def config_text(config: TrainConfig) -> str:
     for name, option in options(TrainConfig).items():
         value = getattr(config, name)
         group = component_group(option.type)
-        title = _title(find(group, value[KIND]) if group else type(value))
-        sections.append("\n".join([f"# {title}", *_lines(name, value, option.type, "", "")]))
+        title = inspect.getdoc(find(group, value[KIND]) if group else type(value)) or ""
+        sections.append("\n".join([f"# {title.partition(chr(10))[0]}", *_lines(name, value, option.type, "", "")]))
     return "\n\n".join(sections) + "\n"
-
-
-def _title(make: Any) -> str:
-    return (inspect.getdoc(make) or "").partition("\n")[0]
 
 
 def _lines(name: str, value: Any, hint: Any, text: str, indent: str) -> Iterator[str]:

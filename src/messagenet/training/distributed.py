@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from messagenet.errors import InputError, Note
 
 
-def start_processes(precision: str = "float32") -> Accelerator:
+def start_processes(precision: str = "float32", norm: str = "local") -> Accelerator:
     """Joins the processes that `torchrun` or `accelerate launch` started, if any, and chooses a device."""
     started = int(os.environ.get("WORLD_SIZE", "1"))
     mixed = "no" if precision == "float32" else precision
@@ -40,6 +40,8 @@ def start_processes(precision: str = "float32") -> Accelerator:
             Note,
             stacklevel=2,
         )
+    if norm == "sync" and (accelerator.device.type != "cuda" or started == 1):
+        raise InputError("run.norm is sync, which needs several processes with a CUDA device each; use local or frozen")
     if accelerator.num_processes != started:
         raise InputError(
             f"{started} processes were started but {accelerator.num_processes} joined; start them with torchrun or "

@@ -42,11 +42,11 @@ from messagenet.data import (
 )
 from messagenet.errors import InputError, write_atomically
 from messagenet.models import SegmentationModel
-from messagenet.models.base import SHARED
+from messagenet.models.base import SHARED, head_trait
 from messagenet.prediction import Predictor
 from messagenet.prediction.predictor import resize
 from messagenet.settings import plain
-from messagenet.training.batches import Key, make_loader
+from messagenet.training.batches import Key, make_loader, only
 from messagenet.training.config import TrainConfig
 
 CACHE_FORMAT = 2
@@ -170,7 +170,7 @@ class FeatureCache(Dataset[CachedFeatures]):
         assert model is not None
         predictor = Predictor(model)
         data = _Versions(self.data, self.settings)
-        samples = make_loader(data, [[key] for key in keys], _only, workers)
+        samples = make_loader(data, [[key] for key in keys], only, workers)
         with torch.no_grad():
             for key, sample in zip(keys, samples, strict=True):
                 yield key, self._tensors(predictor, sample, device)
@@ -204,10 +204,6 @@ class _Versions(Dataset[Sample]):
         return augment_sample(self.data, index, self.settings.augment, rng)
 
 
-def _only(samples: list[Sample]) -> Sample:
-    return samples[0]
-
-
 def _is_complete(path: Path) -> bool:
     if not path.is_file():
         return False
@@ -226,7 +222,7 @@ def _describe(model: SegmentationModel, data: SegmentationData, settings: CacheS
     return {
         "format": CACHE_FORMAT,
         "backbone": plain(model.config["backbone"]),
-        "levels": plain(getattr(model.head, "level_strides", ())),
+        "levels": plain(head_trait(model.head, "level_strides")),
         "weights": weights.hexdigest(),
         "data": data.name,
         "samples": len(data),

@@ -11,23 +11,22 @@ A predictor maps received messages to the target label. Its fit is a convex prob
 
 A labelled node gives one row for each output wanted of it: the reply to each neighbour or, in the last iteration, its
 belief. Unlabelled nodes give none, but send messages. Features are constant and computed once. A run looks at as many
-images as the gradient loop would see (steps × batch_size), up to a limit that keeps the collected nodes in memory.
+images as the gradient loop would see (steps × images per step), up to a limit that keeps the collected nodes in memory.
 """
 
 from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from accelerate import Accelerator  # type: ignore[import-untyped]
 from torch import Tensor
 from torch.nn import functional
 
-from messagenet.data import SegmentationData, Subset, collate, unique_indices
+from messagenet.data import Augment, SegmentationData, Subset, collate, generator, unique_indices
 from messagenet.data.classes import VOID
 from messagenet.errors import InputError
 from messagenet.geometry import CellLabel, map_size, node_targets
@@ -37,10 +36,10 @@ from messagenet.models.base import ignore_padding
 from messagenet.models.inference_machine import InferenceMachine, LogisticPredictor
 from messagenet.settings import register
 from messagenet.training.batches import Plan
-from messagenet.training.build import DataSets, build_model
-from messagenet.training.checkpoint import RunFolder
+from messagenet.training.build import build_model
 from messagenet.training.config import TrainConfig, save_config
-from messagenet.training.progress import RunInfo, RunLog, TrainCallback, TrainResult
+from messagenet.training.loop import TrainMethod
+from messagenet.training.progress import RunInfo, RunLog, TrainResult
 from messagenet.training.validate import Validation, score_record
 
 _CHUNK = 65536  # nodes that are classified at a time
@@ -236,108 +235,88 @@ def _check_repeatable(batches: Iterable[NodeBatch]) -> None:
 
 MAX_IMAGES = 200
 HELD_OUT = 10
-DEFAULT_FIT = PredictorFit(steps=100, nodes_per_image=64)
+FIT = PredictorFit(steps=100, nodes_per_image=64)
+
+
+class MachineTraining(TrainMethod):
+    """Fits a machine and writes what the loop writes, except checkpoints; every tenth image is held out for DAgger."""
+
+    uses = (
+        *("model", "data", "augment.longest_side", "loss.cell_label"),
+        *(f"run.{name}" for name in ("method", "epochs", "steps", "batch_size", "accumulate", "workers", "seed")),
+    )
+
+    def go(self) -> TrainResult:
+        """Fits the machine."""
+        started = time.perf_counter()
+        config, data, accelerator, folder = self.config, self.data, self.accelerator, self.folder
+        if accelerator.num_processes > 1:
+            raise InputError(f"{config.run.method} training is for one process; start it without torchrun")
+        model = build_model(config, data.train.classes).model.to(accelerator.device)
+        save_config(config, folder.config)
+        images = Subset(data.train, unique_indices(data.train))
+        chosen = _choose_images(config, len(images))
+        val = 0 if data.val is None else len(data.val)
+        parameters = sum(parameter.numel() for parameter in model.head.parameters())
+        info = RunInfo(folder.root, 0, 1, 1, len(chosen), val, parameters, str(accelerator.device), 1, None)
+        self.callback.start(info)
+        nodes = node_batches(model, Subset(images, chosen), config.loss["cell_label"])
+        batches = [batch for i, batch in enumerate(nodes) if i % HELD_OUT]
+        if self.tied:
+            train_dagger(model.head, batches, held_out=nodes[::HELD_OUT], fit=FIT)
+        else:
+            train_forward(model.head, batches, FIT)
+        self.callback.step(1, None)
+        iou = self._score(model)
+        model.save(folder.last)
+        model.save(folder.best)
+        result = TrainResult(folder.root, 1, iou, iou, time.perf_counter() - started, interrupted=False)
+        self.callback.finished(result)
+        return result
+
+    def _score(self, model: SegmentationModel) -> float | None:
+        if self.data.val is None:
+            return None
+        confusion = Validation(self.data.val, self.accelerator, self.config.run.workers or 0).score(model)
+        record = {"step": 1, "epoch": 1.0, **score_record(confusion, self.data.train.classes.names)}
+        log = RunLog(self.folder.root, 0)
+        log.write(record)
+        log.close()
+        self.callback.evaluated(record)
+        mean: float = record["mean_iou"]
+        return mean
 
 
 @register("method", "forward")
-def train_machine_forward(
-    config: TrainConfig,
-    folder: RunFolder,
-    accelerator: Accelerator,
-    data: DataSets,
-    callback: TrainCallback,
-    resume: bool,
-    *,
-    fit: PredictorFit = DEFAULT_FIT,
-) -> TrainResult:
+class ForwardTraining(MachineTraining):
     """Forward training of an untied inference machine."""
 
-    def train(head: InferenceMachine, batches: list[NodeBatch], held_out: list[NodeBatch]) -> None:
-        train_forward(head, batches, fit)
-
-    return _fit_machine(config, folder, accelerator, data, callback, train)
+    tied = False
 
 
 @register("method", "dagger")
-def train_machine_dagger(
-    config: TrainConfig,
-    folder: RunFolder,
-    accelerator: Accelerator,
-    data: DataSets,
-    callback: TrainCallback,
-    resume: bool,
-    *,
-    rounds: int = 5,
-    fit: PredictorFit = DEFAULT_FIT,
-) -> TrainResult:
+class DaggerTraining(MachineTraining):
     """Data aggregation for a tied inference machine."""
 
-    def train(head: InferenceMachine, batches: list[NodeBatch], held_out: list[NodeBatch]) -> None:
-        train_dagger(head, batches, rounds=rounds, held_out=held_out, fit=fit)
-
-    return _fit_machine(config, folder, accelerator, data, callback, train)
-
-
-def _fit_machine(
-    config: TrainConfig,
-    folder: RunFolder,
-    accelerator: Accelerator,
-    data: DataSets,
-    callback: TrainCallback,
-    train: Callable[[InferenceMachine, list[NodeBatch], list[NodeBatch]], None],
-) -> TrainResult:
-    """Fits a machine and writes what the loop writes, except checkpoints; every tenth image is held out for DAgger."""
-    started = time.perf_counter()
-    if accelerator.num_processes > 1:
-        raise InputError(f"{config.run.method} training is for one process; start it without torchrun")
-    model = build_model(config, data.train.classes).model.to(accelerator.device)
-    save_config(config, folder.config)
-    images = Subset(data.train, unique_indices(data.train))
-    chosen = _choose_images(config, len(images))
-    val = 0 if data.val is None else len(data.val)
-    parameters = sum(parameter.numel() for parameter in model.head.parameters())
-    callback.start(RunInfo(folder.root, 0, 1, 1, len(chosen), val, parameters, str(accelerator.device), 1, None))
-    nodes = node_batches(model, Subset(images, chosen), config.loss["cell_label"])
-    train(model.head, [batch for i, batch in enumerate(nodes) if i % HELD_OUT], nodes[::HELD_OUT])
-    callback.step(1, None)
-    iou = _score(model, data, accelerator, folder, callback)
-    model.save(folder.last)
-    model.save(folder.best)
-    result = TrainResult(folder.root, 1, iou, iou, time.perf_counter() - started, interrupted=False)
-    callback.finished(result)
-    return result
+    tied = True
 
 
 def _choose_images(config: TrainConfig, images: int) -> list[int]:
-    steps = Plan.of(config.run, images, 1).total_steps
+    plan = Plan.of(config.run, images, 1)
     order = torch.randperm(images, generator=torch.Generator().manual_seed(config.run.seed))
-    chosen: list[int] = order[: max(2, min(MAX_IMAGES, steps * config.run.batch_size))].tolist()
+    chosen: list[int] = order[: max(2, min(MAX_IMAGES, plan.total_steps * plan.global_batch))].tolist()
     if len(chosen) < 2:
         raise InputError("fitting a machine needs at least two images, one of them held out; give more")
     return chosen
 
 
-def _score(
-    model: SegmentationModel, data: DataSets, accelerator: Accelerator, folder: RunFolder, callback: TrainCallback
-) -> float | None:
-    if data.val is None:
-        return None
-    confusion = Validation(data.val, accelerator, 0).score(model)
-    record = {"step": 1, "epoch": 1.0, **score_record(confusion, data.train.classes.names)}
-    log = RunLog(folder.root, 0)
-    log.write(record)
-    log.close()
-    callback.evaluated(record)
-    mean: float = record["mean_iou"]
-    return mean
-
-
 @torch.no_grad()
 def node_batches(model: SegmentationModel, data: SegmentationData, cell_label: CellLabel) -> list[NodeBatch]:
-    """Features and labels of the nodes, one image at a time."""
+    """Features and labels of the nodes, one image at a time, at the model's working size."""
     model.eval()
+    reduce = Augment(longest_side=model.input.longest_side)
     batches = []
-    for sample in data:
+    for sample in (reduce(each, generator(0, 0, 0)) for each in data):  # a reduction draws nothing at random
         features, target = batch_features(model, collate([sample]).to(model.device))
         assert isinstance(features, Tensor), "an inference machine has one feature map"
         labels = node_targets(target, map_size(features), model.feature_stride, cell_label)

@@ -4,8 +4,7 @@ With Σ over all batches and processes of a step, the gradient is ∇ Σ total /
 own totals, divided by a constant to stay in the range of half precision; the distributed wrapper averages over the W
 processes; the remaining factor is W · constant / Σ count. Random draws in the model depend on (seed, step, process).
 
-Biases and norms have no weight decay; pretrained parameters learn at `backbone_lr` times the rate. The rate has linear
-warm-up and "poly" decay (Chen et al., DeepLab, arXiv 1606.00915):
+The rate has linear warm-up and "poly" decay (Chen et al., DeepLab, arXiv 1606.00915):
 
     factor(t) = (t + 1) / w                       t < w, the warm-up
     factor(t) = (1 − (t − w) / (T − w))^power     t ≥ w, of T steps; w is at most half of them
@@ -19,14 +18,13 @@ Optim. 1992). It includes the statistics of batch norms; counters are copied, fr
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from accelerate import Accelerator  # type: ignore[import-untyped]
 from torch import Tensor, nn
-from torch.optim import SGD, AdamW, Optimizer
 
 from messagenet.data import Batch
 from messagenet.data.sampling import random_stream
@@ -34,8 +32,9 @@ from messagenet.losses import Loss, LossSum
 from messagenet.models import SegmentationModel
 from messagenet.settings import build
 from messagenet.training.build import InitialisedModel
-from messagenet.training.config import OptimiserConfig, TrainConfig
+from messagenet.training.config import TrainConfig
 from messagenet.training.distributed import keep_strides
+from messagenet.training.optimisers import Optimiser, set_rate
 
 
 class TrainStep(nn.Module):
@@ -49,43 +48,6 @@ class TrainStep(nn.Module):
     def forward(self, batch: Batch) -> LossSum:
         """The loss of a batch, as a sum and a count."""
         return self.loss(self.model, batch)
-
-
-def parameter_groups(model: nn.Module, pretrained: Set[str], config: OptimiserConfig) -> list[dict[str, Any]]:
-    """The trainable parameters in up to four groups: `pretrained` names or new, with weight decay or without."""
-    groups: dict[str, dict[str, Any]] = {}
-    for name, parameter in model.named_parameters():
-        if not parameter.requires_grad:
-            continue
-        decays, known = parameter.ndim > 1, name in pretrained
-        title = f"{'pretrained' if known else 'new'}, {'decayed' if decays else 'not decayed'}"
-        rate = config.lr * (config.backbone_lr if known else 1.0)
-        group = groups.setdefault(
-            title,
-            {
-                "name": title,
-                "params": [],
-                "lr": rate,
-                "initial_lr": rate,
-                "weight_decay": config.weight_decay if decays else 0.0,
-            },
-        )
-        group["params"].append(parameter)
-    return list(groups.values())
-
-
-def build_optimiser(model: nn.Module, pretrained: Set[str], config: OptimiserConfig) -> Optimizer:
-    """SGD with momentum or AdamW over `parameter_groups`."""
-    groups = parameter_groups(model, pretrained, config)
-    if config.name == "sgd":
-        return SGD(groups, lr=config.lr, momentum=config.momentum)
-    return AdamW(groups, lr=config.lr)
-
-
-def set_rate(optimiser: Optimizer, factor: float) -> None:
-    """Sets the learning rate of every group to `factor` times its peak."""
-    for group in optimiser.param_groups:
-        group["lr"] = factor * group["initial_lr"]
 
 
 def poly_factor(step: int, total: int, warmup: int = 0, power: float = 0.9) -> float:
@@ -162,14 +124,15 @@ class Learner:
         model = initial.model.to(accelerator.device)
         if config.run.freeze_backbone:
             model.backbones.requires_grad_(False)
-        if config.run.norm == "sync" and accelerator.num_processes > 1 and accelerator.device.type == "cuda":
+        if config.run.norm == "sync":
             nn.SyncBatchNorm.convert_sync_batchnorm(model)
         model.skip_finite_checks()  # `NaNGuard` sees the loss, without waiting for the device in every step
         if accelerator.num_processes > 1:
             keep_strides(model)
         self.model: SegmentationModel = model
         self.average = ModelAverage(model, config.run.ema) if config.run.ema else None
-        optimiser = build_optimiser(model, initial.pretrained, config.optimiser)
+        self.rates: Optimiser = build("optimiser", config.optimiser, path="optimiser")
+        optimiser = self.rates.build(model, initial.pretrained)
         self.parameters = [p for group in optimiser.param_groups for p in group["params"]]
         step = TrainStep(model, build("loss", config.loss, path="loss"))
         self.train_step, self.optimiser = accelerator.prepare(step, optimiser)
@@ -215,13 +178,12 @@ class Learner:
 
     def update(self, step: int, loss: StepLoss) -> None:
         """Takes the step."""
-        config = self.config
         factor = self.accelerator.num_processes * UNIT / loss.sums[1].clamp(min=1)
         self.accelerator.unscale_gradients(self.optimiser)
         gradients = [p.grad for p in self.parameters if p.grad is not None]
         torch._foreach_mul_(gradients, factor.float())
-        if config.optimiser.clip:
-            nn.utils.clip_grad_norm_(self.parameters, config.optimiser.clip)
+        if self.rates.clip:
+            nn.utils.clip_grad_norm_(self.parameters, self.rates.clip)
         set_rate(self.optimiser, self.rate_factor(step))
         self.optimiser.step()
         self.optimiser.zero_grad()

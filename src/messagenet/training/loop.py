@@ -17,9 +17,10 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
-from types import FrameType, TracebackType
-from typing import Any
+from types import FrameType
+from typing import Any, ClassVar
 
 import torch
 from accelerate import Accelerator  # type: ignore[import-untyped]
@@ -153,9 +154,7 @@ class Interrupt:
                 self._before[number] = signal.signal(number, self._ask)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._restore()
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
@@ -183,37 +182,35 @@ def train(
     """
     folder = RunFolder(Path(out))
     check_folder(folder.root, resume)
-    accelerator, sets = start_processes(config.run.precision), data or open_sets(config.data)
+    accelerator, sets = start_processes(config.run.precision, config.run.norm), data or open_sets(config.data)
     method = find("method", config.run.method)
-    result: TrainResult = method(config, folder, accelerator, sets, progress or TrainCallback(), resume)
+    result: TrainResult = method(config, folder, accelerator, sets, progress or TrainCallback(), resume).go()
     return result
 
 
+@dataclass
+class TrainMethod:
+    """A way to train, which `run.method` names: `go` trains to the end and writes the run."""
+
+    config: TrainConfig
+    folder: RunFolder
+    accelerator: Accelerator
+    data: DataSets
+    callback: TrainCallback
+    resume: bool
+    uses: ClassVar[tuple[str, ...]] = tuple(each.name for each in fields(TrainConfig))  # sections, or settings
+    tied: ClassVar[bool | None] = None  # of the inference machine that it is for; None for any head
+
+
 @register("method", "gradient")
-def train_by_gradient(
-    config: TrainConfig,
-    folder: RunFolder,
-    accelerator: Accelerator,
-    data: DataSets,
-    callback: TrainCallback,
-    resume: bool,
-) -> TrainResult:
+@dataclass
+class GradientTraining(TrainMethod):
     """Stochastic gradient descent on the loss."""
-    return _Run(config, folder, accelerator, data, callback, resume).go()
 
-
-class _Run:
-    def __init__(
-        self,
-        config: TrainConfig,
-        folder: RunFolder,
-        accelerator: Accelerator,
-        data: DataSets,
-        callback: TrainCallback,
-        resume: bool,
-    ) -> None:
-        self.config, self.folder, self.accelerator, self.data = config, folder, accelerator, data
-        self.callback: TrainCallback = callback if accelerator.is_main_process else TrainCallback()
+    def __post_init__(self) -> None:
+        config, accelerator, data = self.config, self.accelerator, self.data
+        if not accelerator.is_main_process:
+            self.callback = TrainCallback()
         balance = config.data.balance
         self.indices = balanced_indices(data.train, balance, config.data.seed) if balance else range(len(data.train))
         self.plan = Plan.of(config.run, len(self.indices), accelerator.num_processes)
@@ -226,14 +223,15 @@ class _Run:
         self.best: float | None = None
         self.last: float | None = None
         self.sums = [0.0, 0.0]
-        checkpoint = find_checkpoint(folder, config, self.plan, data.train.classes) if resume else None
+        known = (self.folder, config, self.plan, data.train.classes)
+        checkpoint = find_checkpoint(*known) if self.resume else None
         self.learner = Learner(config, initial, accelerator, self.plan.total_steps)
         if checkpoint is not None:
             self._restore(checkpoint)
         self.log: RunLog | None = None
 
     def go(self) -> TrainResult:
-        """Trains to the end, or until asked to stop."""
+        """Takes the steps."""
         self.began = time.perf_counter()
         result = None
         try:
@@ -272,18 +270,11 @@ class _Run:
             self.validation = Validation(self.data.val, self.accelerator, self.workers, cache)
 
     def _info(self) -> RunInfo:
-        return RunInfo(
-            self.folder.root,
-            self.step,
-            self.plan.total_steps,
-            self.plan.steps_per_epoch,
-            len(self.data.train),
-            0 if self.data.val is None else len(self.data.val),
-            sum(parameter.numel() for parameter in self.learner.parameters),
-            str(self.accelerator.device),
-            self.accelerator.num_processes,
-            self.best,
-        )
+        steps = (self.step, self.plan.total_steps, self.plan.steps_per_epoch)
+        images = (len(self.data.train), 0 if self.data.val is None else len(self.data.val))
+        parameters = sum(parameter.numel() for parameter in self.learner.parameters)
+        device, processes = str(self.accelerator.device), self.accelerator.num_processes
+        return RunInfo(self.folder.root, *steps, *images, parameters, device, processes, self.best)
 
     @property
     def _cache_folder(self) -> Path:
@@ -309,7 +300,7 @@ class _Run:
         """Takes the remaining steps; returns whether it was asked to stop before the last."""
         run, learner, plan = self.config.run, self.learner, self.plan
         device = self.accelerator.device
-        guard = NaNGuard(self.config.optimiser.lr, immediate=device.type == "cpu")
+        guard = NaNGuard(self.learner.rates.lr, immediate=device.type == "cpu")
         fetch = Fetch(self._batches(), device)
         meter = Meter(self.sums, learner.zeros(2))
         evaluate_every = run.evaluate_every or plan.steps_per_epoch
@@ -332,7 +323,7 @@ class _Run:
             record = None
             if logged:
                 guard.check()
-                rate = self.config.optimiser.lr * learner.rate_factor(self.step - 1)
+                rate = learner.rates.lr * learner.rate_factor(self.step - 1)
                 record = self._log_record({"lr": rate, **meter.read(plan.global_batch, fetch)})
             self.callback.step(self.step, record)
             if scored or stopped or self.step % run.checkpoint_every == 0:

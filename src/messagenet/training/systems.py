@@ -87,7 +87,7 @@ SYSTEMS: dict[str, System] = {
             },
             "DeepLab-MCL: VGG-16 at three scales, large field of view",
         ),
-        System("crf_rnn", {"model.head": "crf_rnn", "loss": "cross_entropy", "run.cache_features": False}, "CRF-RNN"),
+        System("crf_rnn", {"model.head": "crf_rnn", "loss": "cross_entropy"}, "CRF-RNN"),
         _crf("context_crf", "CRF, piecewise (ContextDCRF)", "piecewise"),
         _crf("crf_pseudo", "CRF, pseudo-likelihood", "pseudo_likelihood"),
         _crf("crf_likelihood", "CRF, maximum likelihood", "likelihood", "belief_propagation"),

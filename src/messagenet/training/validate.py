@@ -22,10 +22,11 @@ from messagenet.errors import InputError
 from messagenet.evaluation import Confusion, iou_per_class, mean_iou, pixel_accuracy
 from messagenet.geometry import Features
 from messagenet.models import SegmentationModel
+from messagenet.models.base import head_trait
 from messagenet.prediction import Predictor
 from messagenet.prediction.predictor import most_probable
 from messagenet.prediction.scoring import require_same_classes
-from messagenet.training.batches import make_loader
+from messagenet.training.batches import make_loader, only
 from messagenet.training.feature_cache import CachedFeatures, FeatureCache, collate_features
 
 MAX_GROUP = 8
@@ -57,10 +58,10 @@ class Validation:
         """Labels and targets, each (H, W), of this process's share of the images."""
         share = range(self.accelerator.process_index, len(self.data), self.accelerator.num_processes)
         if self.cache is None:
-            samples = make_loader(self.data, [[index] for index in share], _only, self.workers)
+            samples = make_loader(self.data, [[index] for index in share], only, self.workers)
             yield from self._from_images(predictor, (sample for sample in samples if sample.mask is not None))
         else:
-            entries = make_loader(self.cache, [[(0, index)] for index in share], _only, self.workers)
+            entries = make_loader(self.cache, [[(0, index)] for index in share], only, self.workers)
             yield from self._from_features(predictor, entries)
 
     def _from_images(self, predictor: Predictor, samples: Iterable[Sample]) -> Iterator[tuple[Any, Any]]:
@@ -113,10 +114,6 @@ def equal_sizes(items: Iterable[Any], size: Callable[[Any], Any]) -> Iterator[li
         yield group
 
 
-def _only(items: list[Any]) -> Any:
-    return items[0]
-
-
 class TuneResult(NamedTuple):
     """Values that were tried, and the mean IoU that they gave."""
 
@@ -139,7 +136,7 @@ def tune(
         candidates: Values to try for each setting. Default: those of `model.head.tunable`.
         progress: Called with (images done, images in all).
     """
-    candidates = getattr(model.head, "tunable", {}) if candidates is None else candidates
+    candidates = head_trait(model.head, "tunable") if candidates is None else candidates
     if not candidates:
         return []
     require_same_classes(model, data)
