@@ -166,7 +166,7 @@ class Predictor:
 
         `forward`, if given, is called with the model's inputs (B, 3, H', W') in place of the model.
         """
-        pixels = torch.from_numpy(np.stack([check_image(image) for image in images])).permute(0, 3, 1, 2)
+        pixels = stack_images(images)
         views = [
             self._view(pixels, scale, flip, forward or self.forward)
             for scale in self._scales(max(pixels.shape[2:]))
@@ -184,8 +184,7 @@ class Predictor:
             raise InputError("features are those of one view of an image; predict with one scale and without flip")
         (scale,) = self._scales(max(size))
         reduced = scaled_size(size, scale)
-        logits = self.model.forward_head(features, size=reduced).float()
-        return _mean_of_views([View(scale, self._on_image_grid(logits, size, reduced))])
+        return self.on_image_grid(self.model.forward_head(features, size=reduced).float(), size, reduced)
 
     def pixel_logits(self, nodes: Tensor, size: tuple[int, int], image: ImageArray | None = None) -> Iterator[Tensor]:
         """Logits (K, rows, W) of successive strips of pixels, from an image's node logits (K, h, w).
@@ -210,27 +209,26 @@ class Predictor:
     def _scales(self, longest_side: int) -> list[float]:
         return [self._reduction(longest_side) * scale for scale in self.options.scales]
 
-    def _view(self, pixels: Tensor, scale: float, flip: bool, forward: Forward) -> View:
+    def _view(self, pixels: Tensor, scale: float, flip: bool, forward: Forward) -> Tensor:
         """Logits of one view of images (B, 3, H, W), at the nodes of the images themselves."""
-        size = (pixels.shape[2], pixels.shape[3])
-        if scale != 1:
-            pixels = resize(pixels, scaled_size(size, scale))
+        size, options = _image_size(pixels), self.options
+        pixels = resize(pixels, scaled_size(size, scale))
         if flip:
             pixels = pixels.flip(3)
-        options = self.options
-        if max(pixels.shape[2:]) > options.tile:
-            stride = self.model.output_stride
-            logits = join_tiles(pixels, self._as_input(forward), options.tile, options.tile_overlap, stride)
-        else:
-            logits = self._as_input(forward)(pixels)
-        if scale != 1 or flip:
-            logits = self._on_image_grid(logits, size, (pixels.shape[2], pixels.shape[3]), flip)
-        return View(scale, logits)
 
-    def _on_image_grid(
+        def piece(pixels: Tensor) -> Tensor:
+            return forward(self.as_input(pixels)).float()
+
+        if max(pixels.shape[2:]) > options.tile:
+            logits = join_tiles(pixels, piece, options.tile, options.tile_overlap, self.model.output_stride)
+        else:
+            logits = piece(pixels)
+        return self.on_image_grid(logits, size, _image_size(pixels), flip)
+
+    def on_image_grid(
         self, logits: Tensor, size: tuple[int, int], viewed: tuple[int, int], flip: bool = False
     ) -> Tensor:
-        """Logits of a view of `viewed` pixels at the nodes of its image of `size` pixels."""
+        """Logits (B, K, h, w) of a view of `viewed` pixels at the nodes of its image of `size` pixels."""
         if size == viewed and not flip:
             return logits
         stride = self.model.output_stride
@@ -239,21 +237,18 @@ class Predictor:
         rows, columns = rows * (viewed[0] / size[0]), columns * (viewed[1] / size[1])
         return bilinear_sample(logits, pixel_to_node(rows, stride), pixel_to_node(columns, stride))
 
-    def _as_input(self, forward: Forward) -> Forward:
-        """`forward` for pixels in 0..255, on the device and in the dtype of the model."""
+    def as_input(self, pixels: Tensor) -> Tensor:
+        """Pixels in 0..255 as the model takes them: in 0..1, on its device and in its dtype."""
         parameter = next(self.model.parameters())
-
-        def call(pixels: Tensor) -> Tensor:
-            return forward(pixels.to(parameter.device).to(parameter.dtype) / 255).float()
-
-        return call
+        return pixels.to(parameter.device).to(parameter.dtype) / 255
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits at the nodes, (B, K, h, w), of images in 0..1, (B, 3, H, W), by the fused model where it applies."""
-        logits: Tensor = self._fastest(images.device)(images)
+        logits: Tensor = self.fastest(images.device)(images)
         return logits
 
-    def _fastest(self, device: torch.device) -> SegmentationModel:
+    def fastest(self, device: torch.device) -> SegmentationModel:
+        """The model, with fused convolutions where they apply: on a CPU, in inference mode."""
         if device.type != "cpu" or torch.is_autocast_enabled("cpu") or torch.is_grad_enabled():
             return self.model
         state = _state(self.model.backbones) + _state(self.model.neck or nn.Identity())
@@ -266,19 +261,11 @@ class Predictor:
         return {**self.__dict__, "_fused": None, "_fused_state": ()}
 
 
-@dataclass(frozen=True)
-class View:
-    """Logits (B, K, h, w) of images at a scale, at the nodes of the images themselves."""
-
-    scale: float
-    logits: Tensor
-
-
-def _mean_of_views(views: Sequence[View]) -> Tensor:
-    """Logits of the mean of the views' marginals; a single unscaled view is returned as it is."""
-    if len(views) == 1 and views[0].scale == 1:
-        return views[0].logits
-    marginals = torch.stack([torch.softmax(view.logits, 1) for view in views])
+def _mean_of_views(views: Sequence[Tensor]) -> Tensor:
+    """Logits of the mean of the views' marginals; a single view is returned as it is."""
+    if len(views) == 1:
+        return views[0]
+    marginals = torch.stack([torch.softmax(logits, 1) for logits in views])
     return marginals.mean(0).clamp(min=1e-12).log()
 
 
@@ -314,8 +301,19 @@ def check_image(image: ImageArray) -> ImageArray:
     return image
 
 
+def stack_images(images: Sequence[ImageArray]) -> Tensor:
+    """RGB images of one size, (H, W, 3) each, as (B, 3, H, W)."""
+    return torch.from_numpy(np.stack([check_image(image) for image in images])).permute(0, 3, 1, 2)
+
+
+def _image_size(images: Tensor) -> tuple[int, int]:
+    return images.shape[2], images.shape[3]
+
+
 def resize(pixels: Tensor, size: tuple[int, int]) -> Tensor:
     """Images (B, 3, H, W) in 0..255 at another size, bilinear, smoothed where they shrink, as bytes."""
+    if size == _image_size(pixels):
+        return pixels
     shrinks = size[0] < pixels.shape[2]
     resized = functional.interpolate(pixels.float(), size, mode="bilinear", antialias=shrinks)
     return resized.round().clamp(0, 255).to(torch.uint8)
