@@ -100,10 +100,7 @@ def predict(
     out: str | Path = "predictions",
     *,
     save: Sequence[str] = DEFAULT_OUTPUTS,
-    flip: bool = False,
-    scales: Sequence[float] = (1.0,),
-    tile: int = 1024,
-    longest_side: int | None = None,
+    options: PredictOptions | None = None,
     refine: bool = False,
     ray: bool = False,
     workers: int | None = None,
@@ -117,7 +114,7 @@ def predict(
         model: A saved model's folder, a bundled model's name, or a model. Default: the bundled model.
         out: Folder for the results.
         save: What to write: "mask", "overlay", "entropy", "probs", "voc".
-        flip, scales, tile, longest_side: See `PredictOptions`.
+        options: How to predict: views, tiles, working size.
         refine: Post-process with a dense CRF: sharper boundaries, worse calibration.
         ray: Distribute the work over a Ray cluster, or the cores of this machine.
         workers: How many processes Ray uses. Default: all it has.
@@ -126,7 +123,6 @@ def predict(
     """
     if report is not None:
         check_page(report)
-    options = PredictOptions(flip, tuple(scales), tile, None, longest_side)
     predictor = as_predictor(model, options, refine=refine)
     show = report is not None
     if ray:
@@ -143,17 +139,17 @@ def predict(
     return predicted
 
 
-def evaluate(model: Model | None = None, data: Any = "synthetic", **options: Any) -> Scores:
+def evaluate(model: Model | None = None, data: Any = "synthetic", **arguments: Any) -> Scores:
     """Scores a model on labelled images.
 
     Args:
         model: A saved model's folder, a bundled model's name, or a model. Default: the bundled model.
         data: The data set: text such as "folder:street", or a torch data set of (image, mask) pairs.
-        **options: Those of `evaluate_models`: split, void_values, flip, report and others.
+        **arguments: Those of `evaluate_models`: split, void_values, options, report and others.
     """
     model = model_folder() if model is None else model
     models = [model] if isinstance(model, str | Path) else {"model": model}
-    (scores,) = evaluate_models(models, data, **options).values()
+    (scores,) = evaluate_models(models, data, **arguments).values()
     return scores
 
 
@@ -166,10 +162,7 @@ def evaluate_models(
     void_values: Sequence[int] | None = None,
     keep: Sequence[str] | None = None,
     rest: Rest = "void",
-    flip: bool = False,
-    scales: Sequence[float] = (1.0,),
-    tile: int = 1024,
-    longest_side: int | None = None,
+    options: PredictOptions | None = None,
     refine: bool = False,
     report: str | Path | None = None,
     progress: Callable[[str, int, int], None] | None = None,
@@ -184,7 +177,7 @@ def evaluate_models(
         void_values: Mask values that mean "not labelled", besides 255. Default: those the models were trained with.
         keep: The only classes to keep.
         rest: What the others become.
-        flip, scales, tile, longest_side: See `PredictOptions`.
+        options: How to predict: views, tiles, working size.
         refine: Score every model with a dense CRF on top as well, as "NAME + dense CRF".
         report: Where to write a self-contained HTML report.
         progress: Called with (name of the model, images done, images in all).
@@ -197,7 +190,6 @@ def evaluate_models(
     else:
         folders = [model_folder(folder) for folder in models]
         named = dict(zip(model_names(folders), folders, strict=True))
-    options = PredictOptions(flip, tuple(scales), tile, None, longest_side)
     predictors = {name: as_predictor(model, options) for name, model in named.items()}
     if refine:
         predictors = {
@@ -233,6 +225,8 @@ def infer(
 def as_predictor(model: Model | None, options: PredictOptions | None = None, *, refine: bool = False) -> Predictor:
     """A predictor of a saved or bundled model (on the GPU if there is one), or of the model given."""
     if isinstance(model, Predictor):
+        if options is not None:
+            raise InputError("a predictor has options of its own; give them to it, or give its model")
         return _refined(model) if refine and model.options.refine is None else model
     if not isinstance(model, SegmentationModel):
         device = "cuda" if torch.cuda.is_available() else "cpu"

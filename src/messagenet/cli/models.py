@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -17,20 +17,16 @@ from messagenet.cli.options import (
     SYSTEMS_HELP,
     ClassesOption,
     DataOption,
-    FlipOption,
     KeepOption,
-    LongestSideOption,
     RestOption,
-    ScalesOption,
     ScoredVoidOption,
-    TileOption,
     TrainedRestOption,
     VoidOption,
     console,
-    numbers,
     print_error,
     print_line,
     progress,
+    takes_predict_options,
     words,
 )
 from messagenet.errors import InputError, write_atomically
@@ -38,6 +34,7 @@ from messagenet.errors import InputError, write_atomically
 MAX_LISTED = 20  # up to this many images, `predict` prints what it found in each
 
 
+@takes_predict_options
 def predict(
     images: Annotated[list[str], typer.Argument(help="Image files, folders or globs.")],
     model: Annotated[
@@ -53,10 +50,7 @@ def predict(
     save: Annotated[
         str, typer.Option(help="What to write: `mask`, `overlay`, `entropy`, `probs`, `voc`; comma-separated.")
     ] = "mask,overlay",
-    flip: FlipOption = False,
-    scales: ScalesOption = "1",
-    tile: TileOption = 1024,
-    longest_side: LongestSideOption = None,
+    options: Any = None,
     refine: Annotated[
         bool, typer.Option("--refine", help="Post-process with a dense CRF: sharper boundaries, worse calibration.")
     ] = False,
@@ -81,10 +75,7 @@ def predict(
             model,
             out,
             save=words(save) or [],
-            flip=flip,
-            scales=numbers(scales),
-            tile=tile,
-            longest_side=longest_side,
+            options=options,
             refine=refine,
             ray=ray,
             workers=workers,
@@ -107,6 +98,7 @@ def predict(
         raise typer.Exit(2)
 
 
+@takes_predict_options
 def evaluate(
     model: Annotated[
         list[Path] | None,
@@ -122,10 +114,7 @@ def evaluate(
     void: ScoredVoidOption = None,
     keep: KeepOption = None,
     rest: RestOption = "void",
-    flip: FlipOption = False,
-    scales: ScalesOption = "1",
-    tile: TileOption = 1024,
-    longest_side: LongestSideOption = None,
+    options: Any = None,
     refine: Annotated[
         bool, typer.Option("--refine", help="Score every model with a dense CRF on top as well.")
     ] = False,
@@ -155,10 +144,7 @@ def evaluate(
             void_values=void,
             keep=words(keep),
             rest=rest,  # type: ignore[arg-type]
-            flip=flip,
-            scales=numbers(scales),
-            tile=tile,
-            longest_side=longest_side,
+            options=options,
             refine=refine,
             report=report,
             progress=advance,
@@ -263,6 +249,7 @@ def settings(
     sys.stdout.write(config_text(load_config(preset)))
 
 
+@takes_predict_options
 def tune(
     model: Annotated[Path, typer.Option("--model", "-m", help="Folder of a saved model.")],
     data: DataOption,
@@ -273,6 +260,7 @@ def tune(
     void: ScoredVoidOption = None,
     keep: KeepOption = None,
     rest: RestOption = "void",
+    options: Any = None,
     limit: Annotated[int, typer.Option(help="Use at most this many images.")] = 100,
     out: Annotated[
         Path | None,
@@ -296,6 +284,7 @@ def tune(
         results = search(
             tuned,
             Subset(held_out, range(min(limit, len(held_out)))),
+            options=options,
             progress=lambda done, total: bar.update(task, completed=done, total=total),
         )
     if not results:

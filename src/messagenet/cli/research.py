@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -20,6 +20,7 @@ from messagenet.cli.options import (
     numbers,
     print_line,
     progress,
+    takes_predict_options,
     words,
 )
 from messagenet.errors import InputError, write_atomically
@@ -39,6 +40,7 @@ def demo(
     run_demo(out, seed=seed, console=console)
 
 
+@takes_predict_options
 def compare(
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for runs, table and plots.")],
     systems: Annotated[
@@ -72,6 +74,7 @@ def compare(
         typer.Option(help="Training images held out from all systems, to tune what training does not learn; 20."),
     ] = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over the training images.")] = None,
+    options: Any = None,
 ) -> None:
     """Train and score systems side by side, with equal budgets and seeds, and write one table.
 
@@ -118,6 +121,7 @@ def compare(
         out,
         held_out=plan.held_out if held_out is None else held_out,
         contrasts=plan.contrasts,
+        options=options,
         callback=StudyConsole(console),
     )
     console.print(results_table(results))

@@ -97,13 +97,14 @@ class PredictOptions:
     """
 
     flip: bool = False
-    scales: tuple[float, ...] = (1.0,)
+    scales: Sequence[float] = (1.0,)
     tile: int = 1024
     overlap: int | None = None
     longest_side: int | None = None
     refine: Refinement | None = None
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "scales", tuple(self.scales))
         if not self.scales or not all(0 < scale <= 16 for scale in self.scales):
             raise InputError(f"scales are {self.scales}; give factors above 0 and up to 16, such as 0.75, 1, 1.25")
         if self.tile < 64 or not 0 <= self.tile_overlap <= self.tile // 2:

@@ -141,7 +141,7 @@ export function createSession(store, api, status) {
         const own = modelShown(state)?.stride ?? stride;
         const reduced =
           stride > 1.01 * own
-            ? `, reduced ${(stride / own).toFixed(1)} times so that its messages fit into memory`
+            ? `, reduced ${(stride / own).toFixed(1)} times for the model`
             : "";
         status.show(
           `${width} × ${height} pixels, ${columns} × ${rows} nodes${reduced}, ${duration(milliseconds)}`,
