@@ -14,9 +14,9 @@ from torch import nn
 
 from messagenet.errors import InputError
 from messagenet.models import SegmentationModel
-from messagenet.models.backbones import build_backbone
 from messagenet.models.base import check_backbone
 from messagenet.settings import component, find, kinds, options
+from oracles.systems import build_backbone
 
 SMALL: dict[str, dict[str, object]] = {
     "vgg16": {"fc6_channels": 8, "fc6_kernel": 3},

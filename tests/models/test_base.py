@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -10,6 +11,7 @@ from messagenet import InputError, above, four_neighbours, settings, surrounding
 from messagenet.data import Classes
 from messagenet.models import Head, InputSpec, MessageNet, SegmentationModel
 from messagenet.models.base import at_least_float32, ignore_padding, zero_padding
+from messagenet.prediction import PredictOptions, Predictor
 from messagenet.settings import kinds, register
 
 CLASSES = Classes(("ground", "sky", "tree"), ((1, 2, 3), (4, 5, 6), (7, 8, 9)))
@@ -81,15 +83,18 @@ def test_images_are_normalised_and_padded_with_the_mean_colour():
     torch.testing.assert_close(other.normalise(images), images)
 
 
-def test_images_may_have_other_bands_than_three():
+def test_images_may_have_other_channels_than_three():
     class Bands(Patches):
         def __init__(self):
             super().__init__()
             self.project = nn.Conv2d(4, 5, 8, 8)
 
-    spec = InputSpec(CLASSES, mean=(0.5,) * 4, std=(0.25,) * 4, bands=4)
+    spec = InputSpec(CLASSES, mean=(0.5,) * 4, std=(0.25,) * 4)
     model = SegmentationModel(Bands(), spec, {"kind": "unary", "hidden": 4})
     assert model.marginals(torch.rand(1, 4, 20, 30)).shape == (1, 3, 20, 30)
+    assert Predictor(model, PredictOptions(longest_side=20)).labels(np.zeros((20, 30, 4), np.uint8)).shape == (20, 30)
+    with pytest.raises(InputError, match=r"must be bytes \(height, width, 4\), not uint8 \(20, 30, 3\)"):
+        Predictor(model).labels(np.zeros((20, 30, 3), np.uint8))
     with pytest.raises(InputError, match=r"\(batch, 4, height, width\)"):
         model(torch.rand(1, 3, 20, 30))
 
@@ -129,13 +134,13 @@ def test_how_many_numbers_a_factor_has():
         (lambda: SegmentationModel("tiny", 3, 7), "head is 7; give a kind"),
         (lambda: SegmentationModel("tiny", 3, "unary", separate_features=True), "reads one feature map"),
         (lambda: SegmentationModel("tiny", 3, "inference_machine", neck="separable"), "takes no neck"),
-        (lambda: small()(torch.rand(3, 8, 8)), "RGB"),
+        (lambda: small()(torch.rand(3, 8, 8)), r"give \(batch, 3, height, width\)"),
         (lambda: small()(torch.rand(1, 4, 8, 8)), r"\(batch, 3, height, width\)"),
         (lambda: small()(torch.zeros(1, 3, 8, 8, dtype=torch.uint8)), r"images\.float\(\) / 255"),
         (lambda: small()(torch.full((1, 3, 8, 8), torch.nan)), "NaN"),
         (lambda: InputSpec(CLASSES, longest_side=0), "longest_side is 0; give a number of pixels"),
         (lambda: InputSpec(CLASSES, void_values=(-3,)), "void value -3"),
-        (lambda: InputSpec(CLASSES, mean=(0.5,)), "mean and std have 1 and 3 values for 3 bands"),
+        (lambda: InputSpec(CLASSES, mean=(0.5,)), "mean and std have 1 and 3 values; give one per channel"),
     ],
 )
 def test_bad_models_name_the_fix(build, words):

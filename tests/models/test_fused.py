@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from messagenet.models.backbones import Tiny, build_backbone, fused
+from messagenet.models.backbones import Tiny, fused
 from messagenet.models.backbones.efficientnet_lite import ConvolutionNorm, InvertedResidual
 from messagenet.models.backbones.fused import FusedConvolution, FusedProjection, FusedResidual
+from oracles.systems import build_backbone
 
 
 def randomised(network: nn.Module, seed: int = 0) -> nn.Module:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from messagenet.data import Batch
 from messagenet.losses import CrossEntropy, Likelihood, MemberCrossEntropy, Piecewise, PseudoLikelihood
 from messagenet.models import SegmentationModel
+from messagenet.settings import build
 
 VOID = 255
 CLASSES = 3
@@ -19,6 +20,12 @@ SIZES = ((33, 45), (40, 28), (17, 22), (33, 45))
 PAPER = ["surrounding:0.4", "above:0.4", "below:0.4"]
 TINY = {"kind": "tiny", "width": 5}
 LITE = {"kind": "efficientnet_lite0"}
+
+
+def build_backbone(kind: str, **values: Any) -> nn.Module:
+    """A feature network by kind."""
+    backbone: nn.Module = build("backbone", {"kind": kind, **values})
+    return backbone
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ from messagenet.graph.grid import Node, mirrors
 from messagenet.message_passing import MessagePassing
 from messagenet.message_passing.grid import GridContext
 from messagenet.message_passing.inspect import FactorMessages, node_messages
-from messagenet.prediction.predictor import Predictor, most_probable, resize, scaled_size, stack_images
+from messagenet.prediction.predictor import Predictor, most_probable, resize, scaled_size
 from messagenet.report import entropy
 
 FLOAT_BYTES = 4
@@ -69,7 +69,7 @@ def trace_beliefs(model: ServedModel, images: Sequence[ImageArray], message_byte
     """Runs a model on RGB images of one size, (H, W, 3) each; the messages of one may take `message_bytes`."""
     size, predictor, head = (images[0].shape[0], images[0].shape[1]), model.predictor, model.head
     reduced = working_size(model, size, message_bytes)
-    inputs = predictor.as_input(resize(stack_images(images), reduced))
+    inputs = predictor.as_input(resize(predictor.stack(images), reduced))
     network = predictor.fastest(inputs.device)
     features: dict[str, Tensor] = {}
     if head is None:

@@ -21,10 +21,11 @@ from torch.nn import functional
 
 from messagenet.data.classes import VOC_CLASSES, VOID, Classes, as_classes
 from messagenet.data.dataset import check_void_values
+from messagenet.data.images import IMAGENET_MEAN
 from messagenet.errors import InputError, nearest
 from messagenet.geometry import Features, map_size, node_mask, upsample
 from messagenet.graph import Relation
-from messagenet.models.backbones import IMAGENET_MEAN, IMAGENET_STD, Backbone, as_levels, level_maps, level_spec
+from messagenet.models.backbones import IMAGENET_STD, Backbone, as_levels, level_maps, level_spec
 from messagenet.settings import KIND, Spec, build, component, convert, find
 
 SHARED = "shared"  # name of the backbone that all factor types share
@@ -39,8 +40,7 @@ class InputSpec:
         classes: What its labels mean.
         void_values: Mask values, besides 255, that meant "not labelled" in training.
         longest_side: Larger images are reduced to this many pixels before prediction; None for any size.
-        mean, std: Of the red, green and blue values (in 0..1) that images are normalised with.
-        bands: Channels of an image.
+        mean, std: Of the values (in 0..1) that images are normalised with, one for each channel of an image.
     """
 
     classes: Classes
@@ -48,15 +48,19 @@ class InputSpec:
     longest_side: int | None = None
     mean: tuple[float, ...] = IMAGENET_MEAN
     std: tuple[float, ...] = IMAGENET_STD
-    bands: int = 3
 
     def __post_init__(self) -> None:
         check_void_values(self.void_values)
         side = self.longest_side
         if side is not None and (type(side) is not int or side < 1):
             raise InputError(f"longest_side is {side!r}; give a number of pixels")
-        if not len(self.mean) == len(self.std) == self.bands:
-            raise InputError(f"mean and std have {len(self.mean)} and {len(self.std)} values for {self.bands} bands")
+        if not len(self.mean) == len(self.std) > 0:
+            raise InputError(f"mean and std have {len(self.mean)} and {len(self.std)} values; give one per channel")
+
+    @property
+    def channels(self) -> int:
+        """Channels of an image."""
+        return len(self.mean)
 
 
 class Head(nn.Module):
@@ -196,7 +200,7 @@ class SegmentationModel(nn.Module):
                 raise InputError(f"the head has {head.num_classes} classes, the model {num_classes}; give it as many")
             return head
         source: Any = self._first_backbone if self.neck is None else self.neck
-        channels = level_channels(source, self._levels) if self._levels else source.channels
+        channels = level_channels(source, self._levels, self.input.channels) if self._levels else source.channels
         given = {"in_channels": channels, "num_classes": num_classes, "feature_stride": self.feature_stride}
         built: nn.Module = build("head", head, path="head", **given)
         return built
@@ -291,9 +295,9 @@ class SegmentationModel(nn.Module):
 
     def normalise(self, images: Tensor) -> Tensor:
         """Checked images, normalised for the backbone."""
-        bands = self.input.bands
-        if images.ndim != 4 or images.shape[1] != bands:
-            raise InputError(f"images have shape {tuple(images.shape)}; give RGB as (batch, {bands}, height, width)")
+        channels = self.input.channels
+        if images.ndim != 4 or images.shape[1] != channels:
+            raise InputError(f"images have shape {tuple(images.shape)}; give (batch, {channels}, height, width)")
         if not images.is_floating_point():
             raise InputError(f"images are {images.dtype}; give numbers from 0 to 1, such as images.float() / 255")
         return (images - self.get_buffer("mean")) / self.get_buffer("std")
@@ -389,12 +393,12 @@ def _factor_types(head: Any, spec: Any) -> tuple[str, ...]:
     return names
 
 
-def level_channels(backbone: Backbone, strides: Sequence[int]) -> list[int]:
+def level_channels(backbone: Backbone, strides: Sequence[int], channels: int) -> list[int]:
     """Channels of a backbone's levels, read from the maps of an empty image."""
     module: Any = backbone
     training, last = module.training, strides[-1]
     with torch.no_grad():
-        maps = level_maps(module.eval(), torch.zeros(1, 3, last, last))
+        maps = level_maps(module.eval(), torch.zeros(1, channels, last, last))
     module.train(training)
     found, wanted = [level.shape[2] for level in maps], [last // stride for stride in strides]
     if found != wanted:

@@ -151,11 +151,11 @@ class Predictor:
         Args:
             image: RGB bytes (H, W, 3), a PIL image, or a file.
         """
-        return np.concatenate([most_probable(strip) for strip in self._strips(as_array(image))])
+        return np.concatenate([most_probable(strip) for strip in self._strips(self.as_array(image))])
 
     def marginals(self, image: AnyImage) -> Tensor:
         """P(y | x) at every pixel, (K, H, W), of an image as for `labels`."""
-        return torch.cat([torch.softmax(strip, 0) for strip in self._strips(as_array(image))], 1)
+        return torch.cat([torch.softmax(strip, 0) for strip in self._strips(self.as_array(image))], 1)
 
     def _strips(self, image: ImageArray) -> Iterator[Tensor]:
         (nodes,) = self.node_logits([image])
@@ -167,7 +167,7 @@ class Predictor:
 
         `forward`, if given, is called with the model's inputs (B, 3, H', W') in place of the model.
         """
-        pixels = stack_images(images)
+        pixels = self.stack(images)
         views = [
             self._view(pixels, scale, flip, forward or self.forward)
             for scale in self._scales(max(pixels.shape[2:]))
@@ -238,6 +238,22 @@ class Predictor:
         rows, columns = rows * (viewed[0] / size[0]), columns * (viewed[1] / size[1])
         return bilinear_sample(logits, pixel_to_node(rows, stride), pixel_to_node(columns, stride))
 
+    def as_array(self, image: AnyImage) -> ImageArray:
+        """Bytes (H, W, C) of an image: an array, PIL image or file; RGB, or the channels that the model is for."""
+        if isinstance(image, str | Path):
+            image = read_image(image)
+        elif isinstance(image, Image.Image):
+            image = to_rgb(ImageOps.exif_transpose(image), "the image")
+        channels = self.model.input.channels
+        if image.ndim != 3 or image.shape[2] != channels or image.dtype != np.uint8:
+            kind = "RGB bytes" if channels == 3 else "bytes"
+            raise InputError(f"an image must be {kind} (height, width, {channels}), not {image.dtype} {image.shape}")
+        return image
+
+    def stack(self, images: Sequence[ImageArray]) -> Tensor:
+        """Images of one size, (H, W, C) each, as (B, C, H, W)."""
+        return torch.from_numpy(np.stack([self.as_array(image) for image in images])).permute(0, 3, 1, 2)
+
     def as_input(self, pixels: Tensor) -> Tensor:
         """Pixels in 0..255 as the model takes them: in 0..1, on its device and in its dtype."""
         parameter = next(self.model.parameters())
@@ -284,27 +300,6 @@ def most_probable(values: Tensor) -> npt.NDArray[np.uint8]:
         best = torch.maximum(best, each)
     found: npt.NDArray[np.uint8] = labels.cpu().numpy()
     return found
-
-
-def as_array(image: AnyImage) -> ImageArray:
-    """RGB bytes (H, W, 3) of an image: an array, a PIL image, or a file."""
-    if isinstance(image, str | Path):
-        return read_image(image)
-    if isinstance(image, Image.Image):
-        return to_rgb(ImageOps.exif_transpose(image), "the image")
-    return check_image(image)
-
-
-def check_image(image: ImageArray) -> ImageArray:
-    """The image, if it is RGB bytes."""
-    if image.ndim != 3 or image.shape[2] != 3 or image.dtype != np.uint8:
-        raise InputError(f"an image must be RGB bytes (height, width, 3), not {image.dtype} {image.shape}")
-    return image
-
-
-def stack_images(images: Sequence[ImageArray]) -> Tensor:
-    """RGB images of one size, (H, W, 3) each, as (B, 3, H, W)."""
-    return torch.from_numpy(np.stack([check_image(image) for image in images])).permute(0, 3, 1, 2)
 
 
 def _image_size(images: Tensor) -> tuple[int, int]:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from messagenet.errors import InputError, nearest
-from messagenet.models.backbones.base import IMAGENET_MEAN, IMAGENET_STD, Backbone
+from messagenet.models.backbones.base import IMAGENET_STD, Backbone
 from messagenet.models.backbones.efficientnet_lite import (
     EfficientNetLite,
     EfficientNetLite0,
@@ -26,10 +26,9 @@ from messagenet.models.backbones.fused import fused
 from messagenet.models.backbones.hand_crafted import HandCrafted
 from messagenet.models.backbones.tiny import Tiny
 from messagenet.models.backbones.vgg16 import VGG16, load_vgg16
-from messagenet.settings import KIND, Spec, build, component, find, kinds
+from messagenet.settings import KIND, Spec, component, find, kinds
 
 __all__ = [
-    "IMAGENET_MEAN",
     "IMAGENET_STD",
     "VGG16",
     "Backbone",
@@ -41,7 +40,6 @@ __all__ = [
     "Levels",
     "Tiny",
     "as_levels",
-    "build_backbone",
     "fused",
     "level_maps",
     "level_spec",
@@ -56,19 +54,6 @@ LEVEL_OPTIONS: dict[str, dict[str, Any]] = {
     "vgg16": {"scales": [1.0]},
 }
 _POOL3, _POOL4, _POOL5 = 17, 24, 30  # layers of VGG-16 up to and with pool3 and pool4, and without pool5
-
-
-def build_backbone(kind: str, **values: Any) -> nn.Module:
-    """Builds a feature network.
-
-    >>> build_backbone("tiny", width=16).channels
-    16
-    >>> build_backbone("tiny", widht=16)
-    Traceback (most recent call last):
-    messagenet.errors.InputError: there is no setting "backbone.widht" for tiny: did you mean "width"?
-    """
-    backbone: nn.Module = build("backbone", {KIND: kind, **values})
-    return backbone
 
 
 def load_pretrained(backbone: nn.Module, source: str | Path) -> list[str]:
