@@ -64,8 +64,8 @@ class CRFHead(Head):
     Args:
         in_channels, num_classes: r, channels of the feature map, and K.
         relations: Which pairs of nodes have a potential.
-        hidden: Hidden units of every network.
         neighbours: "lattice" for 24 neighbours of a node spread over each range box, "all" for the whole box.
+        hidden: Hidden units of every network.
         inference: "mean_field" or "belief_propagation"; choose the latter if training used its marginals.
         inference_iterations: Of that.
         pairwise_scale: s, for prediction; training has s = 1.
@@ -82,8 +82,8 @@ class CRFHead(Head):
         num_classes: int,
         relations: Sequence[Relation] = PAPER_RELATIONS,
         *,
-        hidden: int = 256,
         neighbours: Neighbours = "lattice",
+        hidden: int = 256,
         inference: Inference = "mean_field",
         inference_iterations: int = 3,
         pairwise_scale: float = 1.0,

@@ -23,7 +23,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from accelerate import Accelerator  # type: ignore[import-untyped]
 from torch import Tensor
 from torch.nn import functional
 
@@ -37,10 +36,10 @@ from messagenet.models.base import ignore_padding
 from messagenet.models.inference_machine import InferenceMachine, LogisticPredictor
 from messagenet.settings import register
 from messagenet.training.batches import Plan
-from messagenet.training.build import DataSets, build_model
-from messagenet.training.checkpoint import RunFolder
+from messagenet.training.build import build_model
 from messagenet.training.config import TrainConfig, save_config
-from messagenet.training.progress import RunInfo, RunLog, TrainCallback, TrainResult
+from messagenet.training.loop import TrainJob
+from messagenet.training.progress import RunInfo, RunLog, TrainResult
 from messagenet.training.validate import Validation, score_record
 
 _CHUNK = 65536  # nodes that are classified at a time
@@ -240,53 +239,30 @@ DEFAULT_FIT = PredictorFit(steps=100, nodes_per_image=64)
 
 
 @register("method", "forward")
-def train_machine_forward(
-    config: TrainConfig,
-    folder: RunFolder,
-    accelerator: Accelerator,
-    data: DataSets,
-    callback: TrainCallback,
-    resume: bool,
-    *,
-    fit: PredictorFit = DEFAULT_FIT,
-) -> TrainResult:
+def train_machine_forward(job: TrainJob, *, fit: PredictorFit = DEFAULT_FIT) -> TrainResult:
     """Forward training of an untied inference machine."""
 
     def train(head: InferenceMachine, batches: list[NodeBatch], held_out: list[NodeBatch]) -> None:
         train_forward(head, batches, fit)
 
-    return _fit_machine(config, folder, accelerator, data, callback, train)
+    return _fit_machine(job, train)
 
 
 @register("method", "dagger")
-def train_machine_dagger(
-    config: TrainConfig,
-    folder: RunFolder,
-    accelerator: Accelerator,
-    data: DataSets,
-    callback: TrainCallback,
-    resume: bool,
-    *,
-    rounds: int = 5,
-    fit: PredictorFit = DEFAULT_FIT,
-) -> TrainResult:
+def train_machine_dagger(job: TrainJob, *, rounds: int = 5, fit: PredictorFit = DEFAULT_FIT) -> TrainResult:
     """Data aggregation for a tied inference machine."""
 
     def train(head: InferenceMachine, batches: list[NodeBatch], held_out: list[NodeBatch]) -> None:
         train_dagger(head, batches, rounds=rounds, held_out=held_out, fit=fit)
 
-    return _fit_machine(config, folder, accelerator, data, callback, train)
+    return _fit_machine(job, train)
 
 
 def _fit_machine(
-    config: TrainConfig,
-    folder: RunFolder,
-    accelerator: Accelerator,
-    data: DataSets,
-    callback: TrainCallback,
-    train: Callable[[InferenceMachine, list[NodeBatch], list[NodeBatch]], None],
+    job: TrainJob, train: Callable[[InferenceMachine, list[NodeBatch], list[NodeBatch]], None]
 ) -> TrainResult:
     """Fits a machine and writes what the loop writes, except checkpoints; every tenth image is held out for DAgger."""
+    config, folder, accelerator, data, callback, _ = job
     started = time.perf_counter()
     if accelerator.num_processes > 1:
         raise InputError(f"{config.run.method} training is for one process; start it without torchrun")
@@ -300,7 +276,7 @@ def _fit_machine(
     nodes = node_batches(model, Subset(images, chosen), config.loss["cell_label"])
     train(model.head, [batch for i, batch in enumerate(nodes) if i % HELD_OUT], nodes[::HELD_OUT])
     callback.step(1, None)
-    iou = _score(model, data, accelerator, folder, callback)
+    iou = _score(model, job)
     model.save(folder.last)
     model.save(folder.best)
     result = TrainResult(folder.root, 1, iou, iou, time.perf_counter() - started, interrupted=False)
@@ -317,17 +293,15 @@ def _choose_images(config: TrainConfig, images: int) -> list[int]:
     return chosen
 
 
-def _score(
-    model: SegmentationModel, data: DataSets, accelerator: Accelerator, folder: RunFolder, callback: TrainCallback
-) -> float | None:
-    if data.val is None:
+def _score(model: SegmentationModel, job: TrainJob) -> float | None:
+    if job.data.val is None:
         return None
-    confusion = Validation(data.val, accelerator, 0).score(model)
-    record = {"step": 1, "epoch": 1.0, **score_record(confusion, data.train.classes.names)}
-    log = RunLog(folder.root, 0)
+    confusion = Validation(job.data.val, job.accelerator, 0).score(model)
+    record = {"step": 1, "epoch": 1.0, **score_record(confusion, job.data.train.classes.names)}
+    log = RunLog(job.folder.root, 0)
     log.write(record)
     log.close()
-    callback.evaluated(record)
+    job.callback.evaluated(record)
     mean: float = record["mean_iou"]
     return mean
 

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from accelerate import Accelerator  # type: ignore[import-untyped]
@@ -168,6 +168,17 @@ class Interrupt:
         self._before = {}
 
 
+class TrainJob(NamedTuple):
+    """What a training method is called with."""
+
+    config: TrainConfig
+    folder: RunFolder
+    accelerator: Accelerator
+    data: DataSets
+    callback: TrainCallback
+    resume: bool
+
+
 def train(
     config: TrainConfig,
     out: str | Path,
@@ -185,33 +196,19 @@ def train(
     check_folder(folder.root, resume)
     accelerator, sets = start_processes(config.run.precision), data or open_sets(config.data)
     method = find("method", config.run.method)
-    result: TrainResult = method(config, folder, accelerator, sets, progress or TrainCallback(), resume)
+    result: TrainResult = method(TrainJob(config, folder, accelerator, sets, progress or TrainCallback(), resume))
     return result
 
 
 @register("method", "gradient")
-def train_by_gradient(
-    config: TrainConfig,
-    folder: RunFolder,
-    accelerator: Accelerator,
-    data: DataSets,
-    callback: TrainCallback,
-    resume: bool,
-) -> TrainResult:
+def train_by_gradient(job: TrainJob) -> TrainResult:
     """Stochastic gradient descent on the loss."""
-    return _Run(config, folder, accelerator, data, callback, resume).go()
+    return _Run(job).go()
 
 
 class _Run:
-    def __init__(
-        self,
-        config: TrainConfig,
-        folder: RunFolder,
-        accelerator: Accelerator,
-        data: DataSets,
-        callback: TrainCallback,
-        resume: bool,
-    ) -> None:
+    def __init__(self, job: TrainJob) -> None:
+        config, folder, accelerator, data, callback, resume = job
         self.config, self.folder, self.accelerator, self.data = config, folder, accelerator, data
         self.callback: TrainCallback = callback if accelerator.is_main_process else TrainCallback()
         balance = config.data.balance
