@@ -6,27 +6,38 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 
 from messagenet.bundled import model_folder
 from messagenet.data import Classes, Subset, as_data, hold_out, open_data
-from messagenet.errors import InputError
+from messagenet.errors import InputError, nearest
 from messagenet.evaluation import Scores
-from messagenet.inference.engine import Engine, Result
-from messagenet.inference.solve import Task, solve
+from messagenet.graph.factor_graph import FactorGraph
+from messagenet.graph.formats import format_map, format_mar, format_pr, read_evidence, read_fg, read_uai
+from messagenet.inference import BeliefPropagation, Engine, MeanField, Result, SequentialTRW, TreeReweighted, observe
 from messagenet.models import SegmentationModel
 from messagenet.prediction import PredictedFiles, PredictOptions, Predictor, Refinement, predict_files, score
 from messagenet.prediction.files import DEFAULT_OUTPUTS, check_page
 from messagenet.prediction.scoring import report_examples
 from messagenet.report import write_report
+from messagenet.settings import find
+from messagenet.settings import options as options_of
 from messagenet.training import DataSets, TrainCallback, TrainResult
 from messagenet.training import train as train_run
 from messagenet.training.config import Settings, choose_config
 
 Model = str | Path | SegmentationModel | Predictor
 Rest = Literal["void", "background"]
+Task = Literal["mar", "pr", "map"]
+
+# Settings for careful answers, where an engine's defaults prefer speed.
+CAREFUL: dict[Any, dict[str, Any]] = {
+    BeliefPropagation: {"damping": 0.5, "max_iterations": 2000, "tolerance": 1e-9},
+    TreeReweighted: {"max_iterations": 5000, "tolerance": 1e-9},
+    MeanField: {"tolerance": 1e-9},
+}
 
 
 def train(
@@ -220,6 +231,42 @@ def infer(
         task: "mar" or "pr" for marginals and log Z, "map" for the most probable state.
     """
     return solve(model, evidence, engine, task)[1]
+
+
+def engine_for(name: str, task: Task) -> Engine:
+    """The engine registered under a name, with careful settings; max-product when the task is MAP.
+
+    >>> engine_for("bp", "map").temperature
+    0.0
+    """
+    make = find("engine", name)
+    if make is SequentialTRW and task != "map":
+        raise InputError('engine "trws" only finds the most probable state; use task "map" or engine "trw"')
+    values = dict(CAREFUL.get(make, {}))
+    if "temperature" in options_of(make):
+        values["temperature"] = 0.0 if task == "map" else 1.0
+    engine: Engine = make(**values)
+    return engine
+
+
+def solve(
+    model_path: str | Path, evidence_path: str | Path | None = None, engine: str | Engine = "exact", task: Task = "mar"
+) -> tuple[FactorGraph, Result]:
+    """Reads a `.uai` or libDAI `.fg` model and UAI evidence, and runs an engine, given by its name or with settings."""
+    if task not in get_args(Task):
+        raise InputError(f'task "{task}" is not known; {nearest(task, get_args(Task))}')
+    chosen = engine_for(engine, task) if isinstance(engine, str) else engine
+    graph, potentials = read_fg(model_path) if Path(model_path).suffix == ".fg" else read_uai(model_path)
+    if evidence_path is None:
+        return graph, chosen.run(graph, potentials)
+    return graph, observe(graph, potentials, read_evidence(evidence_path, graph)).run(chosen)
+
+
+def format_result(graph: FactorGraph, result: Result, task: Task) -> str:
+    """A UAI result file: `MAR` marginals, `PR` log10 Z, or `MAP` the most probable state."""
+    if task == "mar":
+        return format_mar(graph, result.marginals)
+    return format_pr(float(result.log_z)) if task == "pr" else format_map(result.map_state)
 
 
 def as_predictor(model: Model | None, options: PredictOptions | None = None, *, refine: bool = False) -> Predictor:

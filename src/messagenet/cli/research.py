@@ -145,7 +145,7 @@ def infer(
 
     `messagenet infer grid.uai --evidence grid.evid --engine bp --task mar --out grid.MAR`
     """
-    from messagenet.inference.solve import format_result, solve
+    from messagenet.api import format_result, solve
 
     graph, result = solve(model, evidence, engine, task)  # type: ignore[arg-type]
     if not result.converged:

@@ -4,7 +4,7 @@ Custom readers are registered with `messagenet.settings.register("data", kind)`;
 """
 
 from messagenet.data.augment import Augment, augment_sample, generator
-from messagenet.data.check import CheckReport, check_data
+from messagenet.data.check import check_data
 from messagenet.data.classes import VOC_CLASSES, VOID, Classes, read_classes
 from messagenet.data.dataset import (
     Batch,
@@ -34,7 +34,6 @@ __all__ = [
     "VOID",
     "Augment",
     "Batch",
-    "CheckReport",
     "ClassSubset",
     "Classes",
     "ConcatData",

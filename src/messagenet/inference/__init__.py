@@ -8,7 +8,7 @@ An engine holds settings; `run` takes a graph and a log-potential table per fact
 
 from messagenet.inference.belief_propagation import BeliefPropagation
 from messagenet.inference.engine import Engine, Result
-from messagenet.inference.evidence import ConditionedGraph, observe, restrict
+from messagenet.inference.evidence import observe, restrict
 from messagenet.inference.exact import Exact
 from messagenet.inference.mean_field import MeanField
 from messagenet.inference.tree_reweighted import TreeReweighted
@@ -16,7 +16,6 @@ from messagenet.inference.trw_s import SequentialTRW
 
 __all__ = [
     "BeliefPropagation",
-    "ConditionedGraph",
     "Engine",
     "Exact",
     "MeanField",

@@ -26,8 +26,11 @@ from messagenet.errors import InputError, nearest
 from messagenet.geometry import Features, map_size, node_mask, upsample
 from messagenet.graph import Relation
 from messagenet.models.backbones import IMAGENET_STD, Backbone, as_levels, level_maps, level_spec
-from messagenet.settings import KIND, Spec, build, component, convert, find
+from messagenet.models.backbones.base import positive_integer
+from messagenet.models.backbones.efficientnet_lite import ConvolutionNorm, InvertedResidual
+from messagenet.settings import KIND, Spec, build, component, convert, find, register
 
+NECK_KERNEL = 5
 SHARED = "shared"  # name of the backbone that all factor types share
 Purpose = Literal["loss", "prediction"]
 
@@ -108,6 +111,41 @@ class Head(nn.Module):
     def channels_last(self, features: Tensor) -> Tensor:
         """The features, checked, as (B, h, w, r)."""
         return check_features(features, self.in_channels, self.check_finite).permute(0, 2, 3, 1)
+
+
+@register("neck", "separable")
+class Neck(nn.Module):
+    """A projection and separable filters, between a backbone and a head.
+
+        features (B, r, h, w) ─ 1×1, norm, ReLU ─ [5×5 depthwise, 1×1, residual] × filters ─ head
+
+    The filters sharpen what interpolation and large cells have blurred. Feature caches hold the map before the neck.
+
+    >>> Neck(40, width=16, filters=1)(torch.randn(2, 40, 6, 7)).shape
+    torch.Size([2, 16, 6, 7])
+
+    Args:
+        in_channels: r, channels of the backbone's map.
+        width: Channels of the result; null for those of the backbone, without a projection.
+        filters: How many separable 5×5 filters.
+    """
+
+    def __init__(self, in_channels: int, width: int | None = None, filters: int = 0) -> None:
+        super().__init__()
+        if type(filters) is not int or filters < 0:
+            raise InputError(f"a neck's filters must be a whole number from 0, not {filters!r}")
+        self.project = None if width is None else ConvolutionNorm(in_channels, positive_integer("width", width))
+        self.channels = width or in_channels
+        self.filters = nn.Sequential(
+            *(InvertedResidual(self.channels, self.channels, NECK_KERNEL, residual=True) for _ in range(filters))
+        )
+
+    def forward(self, features: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Maps (B, r, h, w) to (B, width, h, w); nodes outside the mask (B, h, w) are zero to every filter."""
+        x = features if self.project is None else functional.relu(self.project(zero_padding(features, mask)))
+        for block in self.filters:
+            x = block(zero_padding(x, mask))
+        return x
 
 
 class SegmentationModel(nn.Module):

@@ -1,23 +1,20 @@
 """Training: the settings of a run, the loop, and what it writes."""
 
 from messagenet.training.build import DataSets
-from messagenet.training.config import TrainConfig, load_config, override, preset_names, save_config
+from messagenet.training.config import TrainConfig, load_config, override, save_config
 from messagenet.training.inference_machine import train_machine_dagger, train_machine_forward
 from messagenet.training.loop import train
-from messagenet.training.progress import Bar, RunInfo, TrainCallback, TrainResult, read_log
-from messagenet.training.validate import TuneResult, tune
+from messagenet.training.progress import Bar, TrainCallback, TrainResult, read_log
+from messagenet.training.validate import tune
 
 __all__ = [
     "Bar",
     "DataSets",
-    "RunInfo",
     "TrainCallback",
     "TrainConfig",
     "TrainResult",
-    "TuneResult",
     "load_config",
     "override",
-    "preset_names",
     "read_log",
     "save_config",
     "train",

@@ -15,13 +15,7 @@ from torch.nn import functional
 
 from messagenet.errors import InputError, nearest
 from messagenet.models.backbones.base import IMAGENET_STD, Backbone
-from messagenet.models.backbones.efficientnet_lite import (
-    EfficientNetLite,
-    EfficientNetLite0,
-    EfficientNetLite1,
-    EfficientNetLite2,
-    load_efficientnet_lite,
-)
+from messagenet.models.backbones.efficientnet_lite import EfficientNetLite, EfficientNetLite0, load_efficientnet_lite
 from messagenet.models.backbones.fused import fused
 from messagenet.models.backbones.hand_crafted import HandCrafted
 from messagenet.models.backbones.tiny import Tiny
@@ -32,12 +26,8 @@ __all__ = [
     "IMAGENET_STD",
     "VGG16",
     "Backbone",
-    "EfficientNetLite",
     "EfficientNetLite0",
-    "EfficientNetLite1",
-    "EfficientNetLite2",
     "HandCrafted",
-    "Levels",
     "Tiny",
     "as_levels",
     "fused",

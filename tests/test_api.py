@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from messagenet.api import format_result, solve
 from messagenet.errors import InputError
 from messagenet.graph.formats import format_pr
 from messagenet.inference import BeliefPropagation
-from messagenet.inference.solve import format_result, solve
 from messagenet.settings import kinds
 from result_files import read_map, read_mar, read_pr
 
