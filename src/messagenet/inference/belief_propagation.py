@@ -284,7 +284,9 @@ def propagate(propagator: Propagator, settings: PassingSettings, start: Tensor |
     messages = propagator.initial_messages() if start is None else start
     trace = Trace(0, True, ())
     if len(messages):
-        messages, trace = iterate(make_step(propagator, settings), messages, settings)
+        messages, trace = iterate(
+            make_step(propagator, settings), messages, settings.max_iterations, settings.tolerance
+        )
     return Propagation(trace, propagator.beliefs(messages), lambda: messages)
 
 

@@ -35,7 +35,6 @@ from messagenet.data.classes import VOID
 from messagenet.errors import InputError, nearest
 from messagenet.geometry import Features
 from messagenet.graph import GridGraph, Offset, Relation, Window, window
-from messagenet.graph.factor_graph import FactorGroup
 from messagenet.graph.grid import EdgeBlock, GridFactorGraph, mirrors
 from messagenet.graph.relations import PAPER_RELATIONS
 from messagenet.inference import BeliefPropagation, MeanField
@@ -337,20 +336,12 @@ def grid_of_offsets(height: int, width: int, offsets: tuple[Offset, ...], num_cl
     >>> [block.shape for block in grid_of_offsets(3, 4, ((0, 1), (-1, 2)), 5).blocks]
     [(3, 3), (2, 2)]
     """
-    grid = GridGraph(height, width)
-    nodes = torch.arange(grid.nodes).view(height, width)
     blocks = []
-    groups = [FactorGroup((num_classes,), nodes.view(-1, 1), nodes.flatten())]
-    first = grid.nodes
     for offset in offsets:
         w = window((height, width), offset)
         assert w is not None, "an offset that leaves the map has no pairs"
-        block = EdgeBlock("", offset, w.receivers[1:], w.senders[1:])
-        scopes = torch.stack([nodes[block.first].flatten(), nodes[block.second].flatten()], 1)
-        groups.append(FactorGroup((num_classes,) * 2, scopes, torch.arange(first, first + len(block))))
-        blocks.append(block)
-        first += len(block)
-    return GridFactorGraph(torch.full((grid.nodes,), num_classes), tuple(groups), grid, tuple(blocks))
+        blocks.append(EdgeBlock("", offset, w.receivers[1:], w.senders[1:]))
+    return GridFactorGraph.from_edges(GridGraph(height, width), blocks, num_classes)
 
 
 def both_present(present: Tensor, w: Window) -> Tensor:
