@@ -24,8 +24,7 @@ from messagenet.prediction.scoring import report_examples
 from messagenet.report import write_report
 from messagenet.settings import find
 from messagenet.settings import options as options_of
-from messagenet.training import DataSets, TrainCallback, TrainResult
-from messagenet.training import train as train_run
+from messagenet.training import DataSets, TrainCallback, TrainResult, run_training
 from messagenet.training.config import Settings, choose_config
 
 Model = str | Path | SegmentationModel | Predictor
@@ -94,7 +93,7 @@ def train(
         epochs=epochs,
     )
     sets = None if named else _torch_sets(data, val, classes, chosen.data.void_values)
-    return train_run(chosen, out, resume=resume, progress=progress, data=sets)
+    return run_training(chosen, out, resume=resume, progress=progress, data=sets)
 
 
 def _torch_sets(data: Any, val: Any, classes: Any, void_values: Sequence[int]) -> DataSets:

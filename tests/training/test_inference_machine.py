@@ -12,7 +12,7 @@ from messagenet.data import SyntheticScenes
 from messagenet.losses.cross_entropy import cross_entropy_sum
 from messagenet.models import SegmentationModel
 from messagenet.models.inference_machine import InferenceMachine, LogisticPredictor
-from messagenet.training import DataSets, TrainConfig, load_config, override, read_log, train
+from messagenet.training import DataSets, TrainConfig, load_config, override, read_log, run_training
 from messagenet.training.build import build_model
 from messagenet.training.inference_machine import (
     NodeBatch,
@@ -202,7 +202,7 @@ def machine_config(method: str, tied: bool, *more: str) -> TrainConfig:
 @pytest.mark.parametrize(("method", "tied"), [("forward", False), ("dagger", True)])
 def test_fitted_machines_predict_better_than_chance(method: str, tied: bool, tmp_path: Path) -> None:
     config = machine_config(method, tied)
-    result = train(config, tmp_path, data=SCENES)
+    result = run_training(config, tmp_path, data=SCENES)
     model = SegmentationModel.from_pretrained(result.folder / "best")
     untrained = build_model(config, SCENES.train.classes).model
     assert SCENES.val is not None

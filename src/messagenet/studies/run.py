@@ -39,7 +39,7 @@ from messagenet.studies.tables import (
     write_plots,
     write_tables,
 )
-from messagenet.training import DataSets, TrainCallback, TrainConfig, load_config, override, train, tune
+from messagenet.training import DataSets, TrainCallback, TrainConfig, load_config, override, run_training, tune
 from messagenet.training.batches import default_workers
 from messagenet.training.build import build_model, open_sets
 from messagenet.training.config import config_text, head_class
@@ -257,7 +257,7 @@ def _train_and_score(
 ) -> RunResult:
     sets, held_out = parts
     unscored = DataSets(sets.train, None)  # scored once, below
-    run = train(config, folder / "run", resume=True, progress=follow, data=unscored)
+    run = run_training(config, folder / "run", resume=True, progress=follow, data=unscored)
     if run.interrupted:
         raise KeyboardInterrupt
     device = "cuda" if torch.cuda.is_available() else "cpu"

@@ -3,7 +3,7 @@
 from messagenet.training.build import DataSets
 from messagenet.training.config import TrainConfig, load_config, override, save_config
 from messagenet.training.inference_machine import train_machine_dagger, train_machine_forward
-from messagenet.training.loop import train
+from messagenet.training.loop import run_training
 from messagenet.training.progress import Bar, TrainCallback, TrainResult, read_log
 from messagenet.training.validate import tune
 
@@ -16,8 +16,8 @@ __all__ = [
     "load_config",
     "override",
     "read_log",
+    "run_training",
     "save_config",
-    "train",
     "train_machine_dagger",
     "train_machine_forward",
     "tune",

@@ -179,7 +179,7 @@ class TrainJob(NamedTuple):
     resume: bool
 
 
-def train(
+def run_training(
     config: TrainConfig,
     out: str | Path,
     *,
