@@ -22,7 +22,7 @@ from PIL import Image
 
 from common import QUICK, finish, soft_photo, start
 from messagenet.data import VOC_CLASSES, Augment
-from messagenet.training import TrainConfig, load_config, override, read_log, train
+from messagenet.training import TrainConfig, load_config, override, read_log, run_training
 
 WIDTH, HEIGHT, PHOTOS, BATCH = (96, 80, 4, 2) if QUICK else (500, 375, 24, 8)
 PIPELINE_STEPS, ROUNDS = (1, 1) if QUICK else (8, 2)
@@ -63,7 +63,7 @@ def config(data: Path, *settings: str) -> TrainConfig:
 
 def train_and_read(settings: TrainConfig, out: Path) -> list[dict[str, float]]:
     """Trains; returns the log without the first step, which waits for workers to start and kernels to compile."""
-    train(settings, out)
+    run_training(settings, out)
     return read_log(out / "log.jsonl")[1:]
 
 

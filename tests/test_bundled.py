@@ -131,18 +131,9 @@ def test_files_by_what_they_are(tmp_path):
     Image.new("RGB", (40, 30)).save(tmp_path / "a.png")
     outputs = ["voc", "probs", "mask", "entropy", "overlay"]
     predicted = messagenet.predict(tmp_path / "a.png", out=tmp_path / "p", save=outputs)
-    files = predicted.by_output(str(tmp_path / "a.png"))
-    endings = {output: "".join(path.suffixes) for output, path in files.items()}
-    assert endings == {
-        "mask": ".png",
-        "overlay": ".overlay.png",
-        "entropy": ".entropy.png",
-        "probs": ".npz",
-        "voc": ".png",
-    }
-    assert "comp6_test_cls" in str(files["voc"])
-    with pytest.raises(InputError, match="was not predicted"):
-        predicted.by_output("other.png")
+    (files,) = predicted.written.values()
+    assert [file.name for file in files] == ["a.png", "a.overlay.png", "a.entropy.png", "a.npz", "a.png"]
+    assert "comp6_test_cls" in str(files[-1])
 
 
 def test_predict_and_evaluate_from_python_without_a_model(tmp_path):

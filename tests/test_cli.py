@@ -10,7 +10,7 @@ import subprocess
 import sys
 import warnings
 from pathlib import Path
-from typing import get_type_hints
+from typing import get_args, get_type_hints
 
 import numpy as np
 import pytest
@@ -20,8 +20,10 @@ from PIL import Image
 from command import run
 from messagenet import api
 from messagenet.cli import models, options, research
+from messagenet.cli.options import predict_options
 from messagenet.data import SCENE_CLASSES, SyntheticScenes, read_mask
 from messagenet.data.open import forms
+from messagenet.errors import InputError
 from messagenet.message_passing import grid
 from messagenet.models import MessageNet, SegmentationModel, UnaryNet
 from messagenet.prediction import PredictOptions, Predictor
@@ -326,13 +328,25 @@ def test_predict_does_not_read_what_it_has_written(model, tmp_path, monkeypatch)
     assert {path.resolve() for path in opened} <= {(photos / "a.png").resolve()}
 
 
-def test_predict_and_evaluate_take_the_same_options_of_prediction():
-    shared = ("flip", "scales", "tile", "longest_side")
-    for first, second in ((models.predict, models.evaluate), (api.predict, api.evaluate_models)):
-        ours, theirs = (inspect.signature(each).parameters for each in (first, second))
-        assert [str(ours[name]) for name in shared] == [str(theirs[name]) for name in shared]
+def _option(parameter: inspect.Parameter):
+    kind, option = get_args(parameter.annotation)
+    return parameter.name, kind, option.help, parameter.default
+
+
+@pytest.mark.parametrize("command", [models.predict, models.evaluate, models.tune, research.compare])
+def test_all_commands_that_predict_take_the_same_options(command):
+    shared = inspect.signature(predict_options, eval_str=True).parameters
+    ours = [inspect.signature(command).parameters[name] for name in shared]
+    assert [_option(each) for each in ours] == [_option(each) for each in shared.values()]
     known = {field.name for field in dataclasses.fields(PredictOptions)}
     assert known - {"overlap", "refine"} == set(shared), "an option of prediction is missing on the command line"
+
+
+def test_options_of_a_predictor_are_its_own(model):
+    predictor = Predictor(SegmentationModel.from_pretrained(model), PredictOptions(flip=True))
+    with pytest.raises(InputError, match="a predictor has options of its own"):
+        api.evaluate(predictor, "synthetic:1", options=PredictOptions())
+    assert api.evaluate(predictor, "synthetic:1").mean_iou is not None
 
 
 @pytest.mark.parametrize(

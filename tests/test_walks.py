@@ -25,7 +25,7 @@ from messagenet.training.build import build_model
 from messagenet.training.config import override
 from messagenet.training.distributed import start_processes
 from messagenet.training.learner import Learner
-from messagenet.training.loop import train
+from messagenet.training.loop import run_training
 
 PACKAGE = str(Path(mn.__file__).parent) + "/"
 
@@ -87,7 +87,7 @@ def training_step(folder: Path) -> Callable[[], Any]:
 
 def whole_run(folder: Path) -> Callable[[], Any]:
     runs = iter(range(9))
-    return lambda: train(tiny_config(), folder / f"run-{next(runs)}")
+    return lambda: run_training(tiny_config(), folder / f"run-{next(runs)}")
 
 
 WALKS = {

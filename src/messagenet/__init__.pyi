@@ -76,7 +76,7 @@ from messagenet.models import MessageNet as MessageNet
 from messagenet.models import SegmentationModel as SegmentationModel
 from messagenet.models import UnaryHead as UnaryHead
 from messagenet.models import UnaryNet as UnaryNet
-from messagenet.models.computed_messages import table_messages as table_messages
+from messagenet.models.message import table_messages as table_messages
 from messagenet.prediction import PredictedFiles as PredictedFiles
 from messagenet.prediction import PredictOptions as PredictOptions
 from messagenet.prediction import Predictor as Predictor

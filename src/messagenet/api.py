@@ -6,30 +6,39 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 
 from messagenet.bundled import model_folder
 from messagenet.data import Classes, as_data, hold_out_val, open_data, takes
-from messagenet.errors import InputError
+from messagenet.errors import InputError, nearest
 from messagenet.evaluation import Scores
-from messagenet.inference.engine import Engine, Result
-from messagenet.inference.solve import Task, solve
+from messagenet.graph.factor_graph import FactorGraph
+from messagenet.graph.formats import format_map, format_mar, format_pr, read_evidence, read_fg, read_uai
+from messagenet.inference import BeliefPropagation, Engine, MeanField, Result, SequentialTRW, TreeReweighted, observe
 from messagenet.models import SegmentationModel
 from messagenet.prediction import PredictedFiles, PredictOptions, Predictor, Refinement, predict_files, score
 from messagenet.prediction.files import DEFAULT_OUTPUTS, check_page
 from messagenet.prediction.scoring import report_examples
 from messagenet.report import write_report
-from messagenet.settings import flat, nested
-from messagenet.training import DataSets, TrainCallback, TrainResult
-from messagenet.training import train as train_run
+from messagenet.settings import find, flat, nested
+from messagenet.settings import options as options_of
+from messagenet.training import DataSets, TrainCallback, TrainResult, run_training
 from messagenet.training.build import limited
 from messagenet.training.config import DataConfig, Settings, choose_config, parse_setting
 
 Model = str | Path | SegmentationModel | Predictor
 Rest = Literal["void", "background"]
+Task = Literal["mar", "pr", "map"]
 OF_TORCH_DATA = ("data.void_values", "data.balance", "data.val_limit", "data.seed")
+
+# Settings for careful answers, where an engine's defaults prefer speed.
+CAREFUL: dict[Any, dict[str, Any]] = {
+    BeliefPropagation: {"damping": 0.5, "max_iterations": 2000, "tolerance": 1e-9},
+    TreeReweighted: {"max_iterations": 5000, "tolerance": 1e-9},
+    MeanField: {"tolerance": 1e-9},
+}
 
 
 def train(
@@ -90,7 +99,7 @@ def train(
         epochs=epochs,
     )
     sets = None if named else _torch_sets(data, val, classes, chosen.data)
-    return train_run(chosen, out, resume=resume, progress=progress, data=sets)
+    return run_training(chosen, out, resume=resume, progress=progress, data=sets)
 
 
 def _torch_sets(data: Any, val: Any, classes: Any, config: DataConfig) -> DataSets:
@@ -108,10 +117,7 @@ def predict(
     out: str | Path = "predictions",
     *,
     save: Sequence[str] = DEFAULT_OUTPUTS,
-    flip: bool = False,
-    scales: Sequence[float] = (1.0,),
-    tile: int = 1024,
-    longest_side: int | None = None,
+    options: PredictOptions | None = None,
     refine: bool = False,
     ray: bool = False,
     workers: int | None = None,
@@ -125,7 +131,7 @@ def predict(
         model: A saved model's folder, a bundled model's name, or a model. Default: the bundled model.
         out: Folder for the results.
         save: What to write: "mask", "overlay", "entropy", "probs", "voc".
-        flip, scales, tile, longest_side: See `PredictOptions`.
+        options: How to predict: views, tiles, working size.
         refine: Post-process with a dense CRF: sharper boundaries, worse calibration.
         ray: Distribute the work over a Ray cluster, or the cores of this machine.
         workers: How many processes Ray uses. Default: all it has.
@@ -134,7 +140,6 @@ def predict(
     """
     if report is not None:
         check_page(report)
-    options = PredictOptions(flip, tuple(scales), tile, None, longest_side)
     predictor = as_predictor(model, options, refine=refine)
     show = report is not None
     if ray:
@@ -151,17 +156,17 @@ def predict(
     return predicted
 
 
-def evaluate(model: Model | None = None, data: Any = "synthetic", **options: Any) -> Scores:
+def evaluate(model: Model | None = None, data: Any = "synthetic", **arguments: Any) -> Scores:
     """Scores a model on labelled images.
 
     Args:
         model: A saved model's folder, a bundled model's name, or a model. Default: the bundled model.
         data: The data set: text such as "folder:street", or a torch data set of (image, mask) pairs.
-        **options: Those of `evaluate_models`: split, void_values, flip, report and others.
+        **arguments: Those of `evaluate_models`: split, void_values, options, report and others.
     """
     model = model_folder() if model is None else model
     models = [model] if isinstance(model, str | Path) else {"model": model}
-    (scores,) = evaluate_models(models, data, **options).values()
+    (scores,) = evaluate_models(models, data, **arguments).values()
     return scores
 
 
@@ -174,10 +179,7 @@ def evaluate_models(
     void_values: Sequence[int] | None = None,
     keep: Sequence[str] | None = None,
     rest: Rest = "void",
-    flip: bool = False,
-    scales: Sequence[float] = (1.0,),
-    tile: int = 1024,
-    longest_side: int | None = None,
+    options: PredictOptions | None = None,
     refine: bool = False,
     report: str | Path | None = None,
     progress: Callable[[str, int, int], None] | None = None,
@@ -192,7 +194,7 @@ def evaluate_models(
         void_values: Mask values that mean "not labelled", besides 255. Default: those the models were trained with.
         keep: The only classes to keep.
         rest: What the others become.
-        flip, scales, tile, longest_side: See `PredictOptions`.
+        options: How to predict: views, tiles, working size.
         refine: Score every model with a dense CRF on top as well, as "NAME + dense CRF".
         report: Where to write a self-contained HTML report.
         progress: Called with (name of the model, images done, images in all).
@@ -205,7 +207,6 @@ def evaluate_models(
     else:
         folders = [model_folder(folder) for folder in models]
         named = dict(zip(model_names(folders), folders, strict=True))
-    options = PredictOptions(flip, tuple(scales), tile, None, longest_side)
     predictors = {name: as_predictor(model, options) for name, model in named.items()}
     if refine:
         predictors = {
@@ -237,6 +238,42 @@ def infer(
         task: "mar" or "pr" for marginals and log Z, "map" for the most probable state.
     """
     return solve(model, evidence, engine, task)[1]
+
+
+def engine_for(name: str, task: Task) -> Engine:
+    """The engine registered under a name, with careful settings; max-product when the task is MAP.
+
+    >>> engine_for("bp", "map").temperature
+    0.0
+    """
+    make = find("engine", name)
+    if make is SequentialTRW and task != "map":
+        raise InputError('engine "trws" only finds the most probable state; use task "map" or engine "trw"')
+    values = dict(CAREFUL.get(make, {}))
+    if "temperature" in options_of(make):
+        values["temperature"] = 0.0 if task == "map" else 1.0
+    engine: Engine = make(**values)
+    return engine
+
+
+def solve(
+    model_path: str | Path, evidence_path: str | Path | None = None, engine: str | Engine = "exact", task: Task = "mar"
+) -> tuple[FactorGraph, Result]:
+    """Reads a `.uai` or libDAI `.fg` model and UAI evidence, and runs an engine, given by its name or with settings."""
+    if task not in get_args(Task):
+        raise InputError(f'task "{task}" is not known; {nearest(task, get_args(Task))}')
+    chosen = engine_for(engine, task) if isinstance(engine, str) else engine
+    graph, potentials = read_fg(model_path) if Path(model_path).suffix == ".fg" else read_uai(model_path)
+    if evidence_path is None:
+        return graph, chosen.run(graph, potentials)
+    return graph, observe(graph, potentials, read_evidence(evidence_path, graph)).run(chosen)
+
+
+def format_result(graph: FactorGraph, result: Result, task: Task) -> str:
+    """A UAI result file: `MAR` marginals, `PR` log10 Z, or `MAP` the most probable state."""
+    if task == "mar":
+        return format_mar(graph, result.marginals)
+    return format_pr(float(result.log_z)) if task == "pr" else format_map(result.map_state)
 
 
 def as_predictor(model: Model | None, options: PredictOptions | None = None, *, refine: bool = False) -> Predictor:

@@ -18,7 +18,7 @@ from messagenet.data import SyntheticScenes
 from messagenet.evaluation import Scores, scores_table
 from messagenet.prediction import Predictor, score
 from messagenet.report import image_sheet, save_png
-from messagenet.training import Bar, train
+from messagenet.training import Bar, run_training
 from messagenet.training.config import choose_config
 
 DEMO_SYSTEMS = {"unary": "unary", "messages": "message"}
@@ -69,7 +69,7 @@ def compare_on_scenes(
         folder = _free_folder(out / name)
         chosen = {"run.seed": seed, "data.seed": seed, **(settings or {})}
         config = choose_config(data="synthetic", system=system, epochs=EPOCHS, settings=chosen)
-        train(config, folder, progress=Bar(console))
+        run_training(config, folder, progress=Bar(console))
         predictors[name] = Predictor(folder / "best")
         scores[name] = score(predictors[name], scenes)
     console.rule(align="left")

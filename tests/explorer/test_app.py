@@ -13,8 +13,12 @@ from PIL import Image
 
 from explorer.running import encoded, explorer_client, photo
 from messagenet import __version__
+from messagenet.data.classes import numbered_classes
 from messagenet.explorer import Limits
 from messagenet.explorer.app import PAGE_TYPES, page_files
+from messagenet.explorer.models import ServedModel
+from messagenet.graph import surrounding
+from messagenet.models import InputSpec, MessageNet
 from messagenet.prediction import Predictor
 from messagenet.prediction.files import predict_files
 
@@ -62,6 +66,17 @@ def test_segment_as_png_is_what_predict_writes(client, models, tmp_path):
     steps = segment(client).json()["maps"]
     np.testing.assert_array_equal(np.asarray(Image.open(io.BytesIO(first))), grey(steps[0]["labels"]))
     assert first != answer.content
+
+
+def test_an_image_above_the_working_size_is_labelled_at_its_own_size():
+    torch.manual_seed(0)
+    spec = InputSpec(numbered_classes(4), longest_side=40)
+    model = MessageNet("tiny", spec, [surrounding(cells=3)], hidden=8)
+    with explorer_client([ServedModel("small", model.eval())]) as client:
+        answer = segment(client, encoded(photo(0, 75, 100))).json()
+    assert (answer["width"], answer["height"], answer["rows"], answer["columns"]) == (100, 75, 8, 10)
+    assert answer["stride"] == 10.0
+    np.testing.assert_array_equal(grey(answer["maps"][-1]["labels"]), Predictor(model).labels(photo(0, 75, 100)))
 
 
 def test_an_image_is_sent_once(client):

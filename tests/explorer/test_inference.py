@@ -12,6 +12,9 @@ import torch
 from PIL import Image
 
 from explorer.running import photo
+from messagenet.bundled import model_folder, photographs
+from messagenet.data import read_image
+from messagenet.data.classes import as_classes
 from messagenet.errors import InputError
 from messagenet.explorer.inference import (
     BeliefTrace,
@@ -23,12 +26,12 @@ from messagenet.explorer.inference import (
     pixel_maps,
     stored_message_bytes,
     trace_beliefs,
-    working_scale,
+    working_size,
 )
-from messagenet.explorer.models import ServedModel
+from messagenet.explorer.models import ServedModel, load_models
 from messagenet.graph import above, below, surrounding
 from messagenet.message_passing import received_messages
-from messagenet.models import MessageNet, SegmentationModel, UnaryNet
+from messagenet.models import InputSpec, MessageNet, SegmentationModel, UnaryNet
 from messagenet.prediction import Predictor
 from messagenet.report import entropy
 
@@ -110,10 +113,12 @@ def test_messages_that_would_not_fit_reduce_the_image(model):
     nodes = 50 * 75
     offsets = 8 + 2 * (25 * 25)
     assert needed == 2 * nodes * offsets * 4 * 4
-    assert working_scale(model, size, needed) == 1
+    assert working_size(model, size, needed) == size
     budget = needed // 10
-    scale = working_scale(model, size, budget)
+    reduced = working_size(model, size, budget)
+    scale = reduced[1] / size[1]
     assert 0.4 < scale < 1
+    assert stored_message_bytes(model, reduced) <= budget
     (trace,) = trace_beliefs(model, [photo(0, *size)], budget)
     assert trace.stride == pytest.approx(4 / scale)
     assert trace.size == size
@@ -143,15 +148,38 @@ def trace(models):
 
 def test_the_last_map_is_the_prediction(models, trace):
     predictor = Predictor(models[0].model)
-    *_, last = pixel_maps(trace)
+    *_, last = pixel_maps(models[0].predictor, trace)
     np.testing.assert_array_equal(last.labels, predictor.labels(photo()))
-    np.testing.assert_array_equal(label_map(trace, 2), last.labels)
+    np.testing.assert_array_equal(label_map(models[0].predictor, trace, 2), last.labels)
     expected = 255 * entropy(predictor.marginals(photo()))
     assert abs(last.entropy.astype(float) - expected).max() <= 0.51
 
 
-def test_shares_and_changes_are_counted(trace):
-    maps = list(pixel_maps(trace))
+@pytest.mark.parametrize("longest_side", [None, 40])
+def test_labels_are_the_predictors_exactly(longest_side):
+    torch.manual_seed(0)
+    spec = InputSpec(as_classes(4), longest_side=longest_side)
+    model = served(MessageNet("tiny", spec, [surrounding(cells=3), above(0.5)], hidden=8, iterations=2))
+    image = photo(0, 75, 100)
+    (trace,) = trace_beliefs(model, [image], PLENTY)
+    assert trace.size == (75, 100)
+    assert trace.nodes == ((19, 25) if longest_side is None else (8, 10))
+    np.testing.assert_array_equal(label_map(model.predictor, trace, 2), Predictor(model.model).labels(image))
+    *_, last = pixel_maps(model.predictor, trace)
+    np.testing.assert_array_equal(last.labels, Predictor(model.model).labels(image))
+
+
+def test_labels_of_the_bundled_model_are_the_predictors_exactly():
+    (served_model,) = load_models([model_folder()])
+    image = read_image(next(path for path in photographs() if path.name.startswith("astronaut")))
+    assert max(image.shape) > served_model.model.input.longest_side
+    (trace,) = trace_beliefs(served_model, [image], PLENTY)
+    labels = label_map(served_model.predictor, trace, served_model.iterations)
+    np.testing.assert_array_equal(labels, Predictor().labels(image))
+
+
+def test_shares_and_changes_are_counted(models, trace):
+    maps = list(pixel_maps(models[0].predictor, trace))
     assert len(maps) == 3
     assert maps[0].changed == 0
     for before, after in pairwise(maps):
@@ -234,7 +262,7 @@ def test_a_box_factor_has_one_message_of_many(models):
 
 
 def test_strides_that_are_not_whole():
-    trace = BeliefTrace(torch.zeros(1, 2, 3, 4), {}, 13.4, (40, 50))
+    trace = BeliefTrace(torch.zeros(1, 2, 3, 4), {}, 13.4, (40, 50), (12, 15))
     assert node_at(trace, 13.3, 13.5) == (1, 0)
     assert node_at(trace, 49.9, 39.9) == (2, 3)
     assert cell_box(trace, [(2, 3)]) == pytest.approx([40.2, 26.8, 50, 40])

@@ -14,11 +14,9 @@ import pytest
 
 from messagenet import InputError, cli
 from messagenet import explorer as explorer_package
-from messagenet.data.classes import numbered_classes
-from messagenet.explorer import Limits, launch
-from messagenet.explorer.launch import is_loopback, limits_for, listen
-from messagenet.explorer.models import load_models
-from messagenet.models import InputSpec, UnaryNet
+from messagenet.explorer import launch
+from messagenet.explorer.launch import is_loopback, listen
+from messagenet.models import UnaryNet
 
 
 @pytest.fixture
@@ -50,15 +48,6 @@ def test_the_command_serves_until_it_is_interrupted(model):
     assert process.returncode == 0
     lines = [json.loads(line) for line in log.splitlines()]
     assert [(line["event"], line["path"], line["status"]) for line in lines] == [("request", "/models", 200)]
-
-
-def test_images_are_reduced_to_what_all_models_are_for(tmp_path):
-    folders = []
-    for name, side in (("any", None), ("small", 200), ("large", 5000)):
-        model = UnaryNet("tiny", InputSpec(numbered_classes(3), longest_side=side), hidden=8)
-        folders.append(model.save(tmp_path / name))
-    assert limits_for(load_models(folders)).longest_side == 200
-    assert limits_for(load_models([folders[0], folders[2]])).longest_side == Limits.longest_side
 
 
 def test_a_port_in_use(model, monkeypatch, capsys):

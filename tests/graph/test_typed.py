@@ -84,8 +84,14 @@ def test_batches_keep_the_order_of_factors_within_a_type():
     ("build", "words"),
     [
         (lambda: TypedGraph.build(3, {"a": [[0]]}), "order 1; list factors of order 2 or more"),
-        (lambda: TypedGraph.build(3, {"a": [[0, 1], [1, 3]]}), "factor 1 names variable 3; there are 3"),
-        (lambda: TypedGraph.build(3, {"a": [[0, 1], [1, 2, 1]]}), "factor 1 repeats variable 1"),
+        (
+            lambda: TypedGraph.build(3, {"a": [[0, 1], [1, 3]]}),
+            "factors 'a': factor 1: variable 3 does not exist; variables are 0 to 2",
+        ),
+        (
+            lambda: TypedGraph.build(3, {"a": [[0, 1], [1, 2, 1]]}),
+            "factors 'a': factor 1: its scope repeats variable 1",
+        ),
         (lambda: TypedGraph.build(3, {"a": torch.zeros(3)}), r"give \(factors, order\)"),
         (lambda: TypedGraph.build(-1, {}), "number of variables"),
         (lambda: TypedGraph.build(2, {}, {"x": [0]}), "variable 1 has no type"),

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from messagenet import InputError
 from messagenet.inference import BeliefPropagation, Exact
 from messagenet.losses import Likelihood
-from messagenet.losses.crf import MessageMemory, conditional_logits, likelihood, piecewise, pseudo_likelihood
+from messagenet.losses.crf import MessageMemory, likelihood, piecewise
 from messagenet.models.crf import PairTable, pair_graph
+from oracles.pseudo_likelihood import conditional_logits, pseudo_likelihood
 from oracles.systems import SIZES, SYSTEMS, pad_together, random_batch, with_features
 
 VOID = 255

@@ -8,9 +8,10 @@ import torch
 from messagenet.errors import InputError
 from messagenet.graph import Relation, above, below, four_neighbours, left, right, surrounding
 from messagenet.graph.typed import batch_graphs
-from messagenet.message_passing import MessagePassing, as_graph_head, received_messages
+from messagenet.message_passing import MessagePassing, received_messages
 from messagenet.message_passing.grid import split_by_size
 from messagenet.message_passing.inspect import node_messages
+from oracles.grid_as_graph import as_graph_head
 
 SETTINGS = {
     "one iteration": {"iterations": 1},

@@ -13,8 +13,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from messagenet.data.images import IMAGENET_MEAN
 from messagenet.errors import InputError
-from messagenet.models.backbones import IMAGENET_MEAN, IMAGENET_STD, VGG16, Backbone, EfficientNetLite0, Tiny
+from messagenet.models.backbones import IMAGENET_STD, VGG16, Backbone, EfficientNetLite0, Tiny
 from messagenet.models.backbones.efficientnet_lite import ConvolutionNorm, InvertedResidual, dilated
 from messagenet.models.backbones.vgg16 import _resized
 from messagenet.models.base import check_backbone

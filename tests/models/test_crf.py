@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 from messagenet import InputError, Relation, above, below, four_neighbours, left, right, surrounding
 from messagenet.inference import BeliefPropagation, MeanField
 from messagenet.losses import Likelihood, Piecewise, PseudoLikelihood
-from messagenet.losses.crf import conditional_logits, likelihood, piecewise, pseudo_likelihood
+from messagenet.losses.crf import likelihood, piecewise
 from messagenet.models.base import ignore_padding
 from messagenet.models.crf import CRFHead, PairwisePotentials, lattice, pair_graph, pair_offsets, paired_relations
 from messagenet.settings import build
+from oracles.pseudo_likelihood import conditional_logits, pseudo_likelihood
 
 VOID = 255
 PAPER = (surrounding(0.5), above(0.5), below(0.5))

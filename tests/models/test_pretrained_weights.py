@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from messagenet.data.images import IMAGENET_MEAN
 from messagenet.errors import InputError
 from messagenet.models.backbones import (
-    IMAGENET_MEAN,
     IMAGENET_STD,
     VGG16,
     EfficientNetLite0,

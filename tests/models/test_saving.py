@@ -75,7 +75,6 @@ def test_the_file_says_what_to_build(tmp_path):
             "longest_side": None,
             "mean": [0.485, 0.456, 0.406],
             "std": [0.229, 0.224, 0.225],
-            "bands": 3,
         },
     }
 

@@ -89,10 +89,7 @@ def test_unknown_outputs_are_refused_before_anything_is_written(net, tmp_path):
 def test_files_of_an_image_by_what_they_are(net, tmp_path):
     Image.fromarray(random_image(8, 8)).save(tmp_path / "a.png")
     predicted = predict_files(Predictor(net), [tmp_path / "a.png"], tmp_path / "out", ["overlay", "mask"])
-    files = predicted.by_output(tmp_path / "a.png")
-    assert {output: file.name for output, file in files.items()} == {"mask": "a.png", "overlay": "a.overlay.png"}
-    with pytest.raises(InputError, match="was not predicted"):
-        predicted.by_output("b.png")
+    assert [file.name for file in predicted.written[tmp_path / "a.png"]] == ["a.png", "a.overlay.png"]
 
 
 def test_a_page_shows_the_images(net, tmp_path):

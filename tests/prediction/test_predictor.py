@@ -98,9 +98,9 @@ def test_other_views_see_the_same_places(width):
     straight = Predictor(net).node_logits([image])[0]
     pixels, predictor = torch.from_numpy(image.transpose(2, 0, 1).copy())[None], Predictor(net)
     for scale in (0.75, 1.5):
-        view = predictor._view(pixels, scale, False, net).logits[0].detach()
+        view = predictor._view(pixels, scale, False, net)[0].detach()
         torch.testing.assert_close(view[:, :, 1:-2], straight[:, :, 1:-2], rtol=0, atol=0.04)
-    mirrored = predictor._view(pixels, 1.0, True, net).logits[0].detach()
+    mirrored = predictor._view(pixels, 1.0, True, net)[0].detach()
     torch.testing.assert_close(mirrored[:, :, 1:-2], straight[:, :, 1:-2], rtol=0, atol=0.04)
 
 
@@ -265,7 +265,7 @@ def test_every_kind_predicts_as_it_does_itself(kind: str) -> None:
 def test_it_is_fused_and_made_once() -> None:
     predictor = Predictor(lite_model())
     with torch.inference_mode():
-        first, second = predictor._fastest(torch.device("cpu")), predictor._fastest(torch.device("cpu"))
+        first, second = predictor.fastest(torch.device("cpu")), predictor.fastest(torch.device("cpu"))
     assert first is second
     assert first is not predictor.model
     assert not list(first.backbones.parameters())
@@ -343,7 +343,7 @@ def test_fused_convolutions_are_used_nowhere_else(fused_calls) -> None:
     with torch.autocast("cpu", torch.bfloat16):
         predictor.labels(IMAGE)
     with torch.no_grad():
-        assert predictor._fastest(torch.device("meta")) is model
+        assert predictor.fastest(torch.device("meta")) is model
     Predictor(lite_model().double()).labels(IMAGE)
     assert not fused_calls
 

@@ -16,7 +16,7 @@ from messagenet.errors import InputError
 from messagenet.evaluation import Scores
 from messagenet.models import SegmentationModel
 from messagenet.models.controls import parameter_count
-from messagenet.prediction import Predictor, score
+from messagenet.prediction import PredictOptions, Predictor, score
 from messagenet.settings import kinds
 from messagenet.studies import compare
 from messagenet.studies import run as comparison
@@ -145,6 +145,19 @@ def test_held_out_images_are_not_trained_on_when_rare_classes_are_repeated(
     assert seen == {f"train-{index:05d}" for index in range(12) if index % 3}
 
 
+@pytest.mark.parametrize("cached", [False, True])
+def test_systems_are_scored_with_the_options_of_prediction(tmp_path: Path, cheap: list[Path], cached: bool) -> None:
+    frozen = ("run.freeze_backbone=true", "run.cache_features=true") if cached else ()
+    settings, options = small(*frozen), PredictOptions(flip=True, longest_side=20)
+    sets = scenes()
+    (found,) = compare(["context_crf"], settings, [0], tmp_path, held_out=2, data=sets, options=options)
+    model = SegmentationModel.from_pretrained(tmp_path / "context_crf" / "seed-0" / "model")
+    assert sets.val is not None
+    assert found.mean_iou == score(Predictor(model, options), sets.val).mean_iou
+    with pytest.raises(InputError, match=r"scored with other options; give those of options\.json"):
+        compare(["context_crf"], settings, [0], tmp_path, held_out=2, data=scenes())
+
+
 def test_systems_finished_earlier_stay_in_the_table(tmp_path: Path, cheap: list[Path]) -> None:
     compare(["unary", "message"], small(), [0], tmp_path, held_out=2, data=scenes())
     (found,) = compare(["message"], small(), [0], tmp_path, held_out=2, data=scenes())
@@ -171,7 +184,7 @@ def test_an_interrupted_system_is_gone_on_with(
     class Stopped(Exception):
         pass
 
-    def failing(*_: object) -> None:
+    def failing(*_: object, **__: object) -> None:
         raise Stopped
 
     with monkeypatch.context() as patch:

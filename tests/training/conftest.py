@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from messagenet.data import SyntheticScenes
-from messagenet.training import TrainConfig, TrainResult, load_config, override, train
+from messagenet.training import TrainConfig, TrainResult, load_config, override, run_training
 from messagenet.training.build import DataSets
 from messagenet.training.systems import apply_system
 
@@ -53,6 +53,6 @@ def run(tmp_path: Path) -> Callable[..., TrainResult]:
     ) -> TrainResult:
         arguments.setdefault("data", small_data())
         config = small_config(*settings, system=system, shared=shared)
-        return train(config, tmp_path / name, **arguments)  # type: ignore[arg-type]
+        return run_training(config, tmp_path / name, **arguments)  # type: ignore[arg-type]
 
     return trained

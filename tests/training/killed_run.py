@@ -19,7 +19,7 @@ import tensorboardX  # noqa: F401 (both are imported late by the run itself)
 import torch._dynamo  # noqa: F401
 
 from messagenet.data import SyntheticScenes
-from messagenet.training import TrainCallback, load_config, override, train
+from messagenet.training import TrainCallback, load_config, override, run_training
 from messagenet.training.build import DataSets
 
 SETTINGS = (
@@ -59,7 +59,7 @@ def attempt(folder: Path) -> tuple[int, int]:
     try:
         data = DataSets(SyntheticScenes(10, size=48), SyntheticScenes(2, size=48, split="val"))
         config = override(load_config("tiny"), SETTINGS)
-        train(config, folder, resume=True, data=data, progress=Ticks(theirs))
+        run_training(config, folder, resume=True, data=data, progress=Ticks(theirs))
         os._exit(0)
     except BaseException:
         traceback.print_exc()

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from messagenet.data import SyntheticScenes
-from messagenet.training import load_config, override, train
+from messagenet.training import load_config, override, run_training
 from messagenet.training.build import DataSets
 from messagenet.training.systems import apply_system
 
@@ -30,7 +30,7 @@ def main(folder: Path, systems: Sequence[str], settings: Sequence[str]) -> None:
     data = DataSets(SyntheticScenes(10, size=48), SyntheticScenes(3, size=48, split="val"))
     shared = override(load_config("tiny"), [*SETTINGS, *settings])
     for system in systems:
-        train(apply_system(shared, system), folder / system, data=data)
+        run_training(apply_system(shared, system), folder / system, data=data)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from messagenet.geometry import Features
 from messagenet.losses.cross_entropy import cross_entropy_sum
 from messagenet.models import SegmentationModel
 from messagenet.models.inference_machine import InferenceMachine, LogisticPredictor
-from messagenet.training import DataSets, RunInfo, TrainCallback, TrainConfig, load_config, override, read_log, train
+from messagenet.training import DataSets, TrainCallback, TrainConfig, load_config, override, read_log, run_training
 from messagenet.training.build import build_model
 from messagenet.training.inference_machine import (
     NodeBatch,
@@ -25,6 +25,7 @@ from messagenet.training.inference_machine import (
     train_dagger,
     train_forward,
 )
+from messagenet.training.progress import RunInfo
 from messagenet.training.systems import apply_system
 
 VOID = 255
@@ -203,7 +204,7 @@ def machine_config(method: str, tied: bool, *more: str) -> TrainConfig:
 @pytest.mark.parametrize(("method", "tied"), [("forward", False), ("dagger", True)])
 def test_fitted_machines_predict_better_than_chance(method: str, tied: bool, tmp_path: Path) -> None:
     config = machine_config(method, tied)
-    result = train(config, tmp_path, data=SCENES)
+    result = run_training(config, tmp_path, data=SCENES)
     model = SegmentationModel.from_pretrained(result.folder / "best")
     untrained = build_model(config, SCENES.train.classes).model
     assert SCENES.val is not None
@@ -235,7 +236,7 @@ def test_large_images_are_reduced_as_in_prediction(
         return forward(self, images)
 
     monkeypatch.setattr(SegmentationModel, "forward_features", record)
-    result = train(machine_config(method, tied, "augment.longest_side=32"), tmp_path, data=SCENES)
+    result = run_training(machine_config(method, tied, "augment.longest_side=32"), tmp_path, data=SCENES)
     assert seen == {(32, 32)}
     assert SegmentationModel.from_pretrained(result.folder / "best").input.longest_side == 32
 
@@ -249,5 +250,5 @@ def test_as_many_images_as_the_steps_would_show(accumulate: int, images: int, tm
             started.append(run)
 
     config = machine_config("forward", False, "run.steps=3", f"run.accumulate={accumulate}")
-    train(config, tmp_path, data=SCENES, progress=Callback())
+    run_training(config, tmp_path, data=SCENES, progress=Callback())
     assert started[0].images == images

@@ -23,7 +23,7 @@ from messagenet.evaluation import Confusion
 from messagenet.geometry import node_targets
 from messagenet.models import SegmentationModel, UnaryHead
 from messagenet.prediction import PredictOptions, Predictor, score
-from messagenet.training import Bar, TrainCallback, TrainConfig, TrainResult, load_config, train
+from messagenet.training import Bar, TrainCallback, TrainConfig, TrainResult, load_config, run_training
 from messagenet.training.build import DataSets, build_model
 from messagenet.training.progress import read_log
 
@@ -319,7 +319,7 @@ def test_a_whole_model_can_be_taken_over(run: Run) -> None:
 
 
 def test_data_are_opened_from_the_configuration(tmp_path: Path, small: Callable[..., TrainConfig]) -> None:
-    result = train(small("data.spec=synthetic:6", "data.val_limit=2", "run.steps=2"), tmp_path / "run")
+    result = run_training(small("data.spec=synthetic:6", "data.val_limit=2", "run.steps=2"), tmp_path / "run")
     assert result.steps == 2
 
 
@@ -355,7 +355,6 @@ def test_labels_of_nodes_are_computed_once_a_step(run: Run, system: str, monkeyp
         return node_targets(target, *arguments, **options)
 
     monkeypatch.setattr("messagenet.losses.cross_entropy.node_targets", spy)
-    monkeypatch.setattr("messagenet.losses.crf.node_targets", spy)
     sizes = ("model.head.hidden=32", "model.backbone.width=32", "model.head.relations=[surrounding:3cells]")
     run("run.steps=2", "run.batch_size=3", "run.accumulate=2", system=system, shared=sizes)
     assert calls == [3] * 4

@@ -13,7 +13,7 @@ from messagenet.data import Augment, ConcatData, Subset, SyntheticScenes
 from messagenet.errors import InputError
 from messagenet.evaluation import Confusion
 from messagenet.models import MessageNet, SegmentationModel, UnaryNet
-from messagenet.prediction import Predictor, score
+from messagenet.prediction import PredictOptions, Predictor, Refinement, score
 from messagenet.training.feature_cache import CacheSettings, FeatureCache
 from messagenet.training.validate import Validation, tune
 
@@ -54,6 +54,15 @@ def test_kernels_of_a_dense_crf() -> None:
     assert net.head.kernels[1].colour == 5.0
 
 
+@pytest.mark.parametrize("options", [PredictOptions(flip=True, longest_side=20), PredictOptions(refine=Refinement())])
+def test_tuning_predicts_as_it_is_told(options: PredictOptions) -> None:
+    torch.manual_seed(0)
+    net = crf()
+    trials = tune(net, SCENES, {"pairwise_scale": (0.0, 3.0)}, options=options)
+    assert score(Predictor(net, options), SCENES).mean_iou == pytest.approx(trials[0].mean_iou)
+    assert score(Predictor(net), SCENES).mean_iou != pytest.approx(trials[0].mean_iou)
+
+
 def test_nothing_to_tune_and_nothing_to_tune_on() -> None:
     assert tune(UnaryNet("tiny", SCENES.classes, hidden=8), SCENES) == []
     with pytest.raises(InputError, match="at least one"):
@@ -65,6 +74,7 @@ def test_nothing_to_tune_and_nothing_to_tune_on() -> None:
 @pytest.mark.parametrize("cached", [False, True])
 def test_images_of_one_size_are_scored_together(cached: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And as if each of them were alone."""
+    torch.manual_seed(1)
     model = MessageNet("tiny", SCENES.classes, hidden=8)
     parts = [SyntheticScenes(3, size=32), SyntheticScenes(10, size=48), SyntheticScenes(2, size=32)]
     data = ConcatData(parts, "scenes of two sizes")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -13,12 +13,13 @@ from rich.progress import TaskID
 
 from messagenet.bundled import model_folder
 from messagenet.cli import options
-from messagenet.cli.options import console, numbers, print_error, print_line, progress, words
+from messagenet.cli.options import console, print_error, print_line, progress, takes_predict_options, words
 from messagenet.errors import InputError, write_atomically
 
 MAX_LISTED = 20  # up to this many images, `predict` prints what it found in each
 
 
+@takes_predict_options
 def predict(
     images: Annotated[list[str], typer.Argument(help="Image files, folders or globs.")],
     model: Annotated[
@@ -34,10 +35,7 @@ def predict(
     save: Annotated[
         str, typer.Option(help="What to write: `mask`, `overlay`, `entropy`, `probs`, `voc`; comma-separated.")
     ] = "mask,overlay",
-    flip: options.FlipOption = False,
-    scales: options.ScalesOption = "1",
-    tile: options.TileOption = 1024,
-    longest_side: options.LongestSideOption = None,
+    options: Any = None,
     refine: Annotated[
         bool, typer.Option("--refine", help="Post-process with a dense CRF: sharper boundaries, worse calibration.")
     ] = False,
@@ -63,10 +61,7 @@ def predict(
             model,
             out,
             save=words(save) or [],
-            flip=flip,
-            scales=numbers(scales),
-            tile=tile,
-            longest_side=longest_side,
+            options=options,
             refine=refine,
             ray=ray,
             workers=workers,
@@ -89,6 +84,7 @@ def predict(
         raise typer.Exit(2)
 
 
+@takes_predict_options
 def evaluate(
     model: Annotated[
         list[Path] | None,
@@ -104,10 +100,7 @@ def evaluate(
     void: options.ScoredVoidOption = None,
     keep: options.KeepOption = None,
     rest: options.RestOption = "void",
-    flip: options.FlipOption = False,
-    scales: options.ScalesOption = "1",
-    tile: options.TileOption = 1024,
-    longest_side: options.LongestSideOption = None,
+    options: Any = None,
     refine: Annotated[bool, typer.Option("--refine", help="Also score every model with a dense CRF on top.")] = False,
     report: Annotated[Path | None, typer.Option(help="Write a self-contained HTML report here.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the scores here, as JSON.")] = None,
@@ -136,10 +129,7 @@ def evaluate(
             void_values=void,
             keep=words(keep),
             rest=rest,  # type: ignore[arg-type]
-            flip=flip,
-            scales=numbers(scales),
-            tile=tile,
-            longest_side=longest_side,
+            options=options,
             refine=refine,
             report=report,
             progress=advance,
@@ -249,6 +239,7 @@ def settings(
     sys.stdout.write(config_text(load_config(preset)))
 
 
+@takes_predict_options
 def tune(
     model: Annotated[Path, typer.Option("--model", "-m", help="Folder of a saved model.")],
     data: options.DataOption,
@@ -257,6 +248,7 @@ def tune(
     void: options.ScoredVoidOption = None,
     keep: options.KeepOption = None,
     rest: options.RestOption = "void",
+    options: Any = None,
     limit: Annotated[int, typer.Option(help="Use at most this many images.")] = 100,
     out: Annotated[
         Path | None,
@@ -281,6 +273,7 @@ def tune(
         results = search(
             tuned,
             Subset(held_out, range(min(limit, len(held_out)))),
+            options=options,
             progress=lambda done, total: bar.update(task, completed=done, total=total),
         )
     if not results:

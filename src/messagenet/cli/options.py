@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -45,19 +47,47 @@ FlipOption = Annotated[bool, typer.Option(help="Also predict the mirror image, a
 ScalesOption = Annotated[
     str, typer.Option(help="Comma-separated scales to predict at and average, e.g. `0.75,1,1.25`.")
 ]
-TileOption = Annotated[int, typer.Option(help="Predict images with a longer side than this in tiles.")]
-LongestSideOption = Annotated[
-    int | None,
-    typer.Option(
-        help="Reduce larger images to this many pixels first, and upsample the result; 0 for never. Default: the "
-        "model's working size, which is 384 for the bundled model."
-    ),
-]
 SYSTEMS_HELP = (
     "`message`, `unary`, `context_crf`, `crf_pseudo`, `crf_likelihood`, `deeplab_crf`, `deeplab_mcl`, `crf_rnn`, "
     "`inference_machine`, `machine_forward`, `machine_dagger`, `fcn8s`; controls: `ensemble`, `convolution`, "
     "`dilated`, `pyramid_pooling`, `aspp`, `attention`, `transformer`"
 )
+
+
+def predict_options(
+    flip: Annotated[bool, typer.Option(help="Also predict the mirror image and average.")] = False,
+    scales: Annotated[
+        str, typer.Option(help="Comma-separated sizes to predict at and average, e.g. `0.75,1,1.25`.")
+    ] = "1",
+    tile: Annotated[int, typer.Option(help="Images larger than this many pixels are predicted in tiles.")] = 1024,
+    longest_side: Annotated[
+        int | None,
+        typer.Option(
+            help="Larger images are reduced to this many pixels first, and the answer is enlarged; 0 for never. By "
+            "default what the model is for: the bundled model is for photographs of 384."
+        ),
+    ] = None,
+) -> Any:
+    """How to predict, from the options of every command that predicts or scores."""
+    from messagenet.prediction import PredictOptions
+
+    return PredictOptions(flip, numbers(scales), tile, longest_side=longest_side)
+
+
+def takes_predict_options(command: Callable[..., None]) -> Callable[..., None]:
+    """The command with the options of `predict_options` in place of its parameter `options`."""
+    own, shared = (inspect.signature(function, eval_str=True).parameters for function in (command, predict_options))
+
+    @wraps(command)
+    def call(**given: Any) -> None:
+        options = predict_options(**{name: given.pop(name) for name in shared})
+        command(**given, options=options)
+
+    parameters = [part for name in own for part in (shared.values() if name == "options" else [own[name]])]
+    by_keyword = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in parameters]
+    call.__signature__ = inspect.Signature(by_keyword)  # type: ignore[attr-defined]
+    call.__annotations__ = {parameter.name: parameter.annotation for parameter in by_keyword}
+    return call
 
 
 def words(text: str | None) -> list[str] | None:

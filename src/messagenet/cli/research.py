@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from messagenet.cli import options
-from messagenet.cli.options import advance, console, numbers, print_line, progress, words
+from messagenet.cli.options import advance, console, numbers, print_line, progress, takes_predict_options, words
 from messagenet.errors import InputError, write_atomically
 
 
@@ -27,6 +27,7 @@ def demo(
     run_demo(out, seed=seed, console=console)
 
 
+@takes_predict_options
 def compare(
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for runs, table and plots.")],
     systems: Annotated[
@@ -58,6 +59,7 @@ def compare(
     ] = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over the training images.")] = None,
     imports: options.ImportOption = None,
+    options: Any = None,
 ) -> None:
     """Train and score systems side by side, with equal budgets and seeds, and write one table.
 
@@ -107,6 +109,7 @@ def compare(
         out,
         held_out=plan.held_out if held_out is None else held_out,
         contrasts=plan.contrasts,
+        options=options,
         callback=StudyConsole(console),
     )
     console.print(results_table(results))
@@ -125,7 +128,7 @@ def infer(
 
     `messagenet infer grid.uai --evidence grid.evid --engine bp --task mar --out grid.MAR`
     """
-    from messagenet.inference.solve import format_result, solve
+    from messagenet.api import format_result, solve
 
     graph, result = solve(model, evidence, engine, task)  # type: ignore[arg-type]
     if not result.converged:

@@ -22,11 +22,11 @@ from PIL import Image
 
 from messagenet.data.classes import BACKGROUND, VOID, Classes
 from messagenet.data.dataset import Sample, SegmentationData
-from messagenet.data.images import MEAN_COLOUR, ImageArray, LabelArray
+from messagenet.data.images import IMAGENET_MEAN, ImageArray, LabelArray
 from messagenet.data.sampling import random_stream
 from messagenet.errors import InputError
 
-MEAN_BYTES = tuple(round(255 * value) for value in MEAN_COLOUR)
+MEAN_BYTES = tuple(round(255 * value) for value in IMAGENET_MEAN)
 
 
 def generator(seed: int, epoch: int, index: int) -> np.random.Generator:

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from messagenet.data.classes import BACKGROUND, VOID, Classes, voc_palette
-from messagenet.data.images import MEAN_COLOUR, ImageArray, LabelArray, RawMask, read_image, read_mask
+from messagenet.data.images import IMAGENET_MEAN, ImageArray, LabelArray, RawMask, read_image, read_mask
 from messagenet.errors import InputError
 
 MAX_ID = 65535  # of a 16-bit mask
@@ -382,7 +382,7 @@ def collate(samples: Sequence[Sample]) -> Batch:
     target = torch.full((len(samples), height, width), VOID)
     for index, (sample, (rows, columns)) in enumerate(zip(samples, sizes.tolist(), strict=True)):
         if (rows, columns) != (height, width):
-            images[index] = torch.tensor(MEAN_COLOUR)[:, None, None]
+            images[index] = torch.tensor(IMAGENET_MEAN)[:, None, None]
         image, mask = to_tensor(sample)
         images[index, :, :rows, :columns] = image
         if mask is not None:

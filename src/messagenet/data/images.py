@@ -36,7 +36,7 @@ IMAGE_SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".p
 MAX_PIXELS = 80_000_000
 LOSSY_FORMATS = frozenset({"JPEG", "MPO", "JPEG2000"})
 DECODER_ERRORS = (OSError, SyntaxError, ValueError, TypeError, LookupError, EOFError, struct.error, zlib.error)
-MEAN_COLOUR = (0.485, 0.456, 0.406)  # of ImageNet, red, green, blue
+IMAGENET_MEAN = (0.485, 0.456, 0.406)  # of red, green and blue in 0..1
 
 
 def read_image(path: str | Path) -> ImageArray:

@@ -35,8 +35,8 @@ TRAIN_AUG = ("trainaug", "train_aug")
 SBD_SPLITS = {"train": ("train",), "val": ("val",), "trainval": ("train", "val")}
 
 
-class VocData(PairedFiles):
-    """A list of a VOC devkit (`root`, or up to two levels below it); the samples of `test` have no masks."""
+class _ListedFiles(PairedFiles):
+    """The images of a list in a folder of VOC or SBD."""
 
     def __init__(
         self,
@@ -45,14 +45,27 @@ class VocData(PairedFiles):
         void_values: Sequence[int] = (VOID,),
         classes: Classes = VOC_CLASSES,
     ) -> None:
-        root = find_devkit(Path(root))
+        name, pairs = self.find_pairs(Path(root), split)
+        super().__init__(name, classes, pairs, void_values)
+
+    def find_pairs(self, root: Path, split: str) -> tuple[str, list[FilePair]]:
+        """The name of the data set, and its files."""
+        raise NotImplementedError
+
+
+class VocData(_ListedFiles):
+    """A list of a VOC devkit (`root`, or up to two levels below it); the samples of `test` have no masks."""
+
+    def find_pairs(self, root: Path, split: str) -> tuple[str, list[FilePair]]:
+        """The name of the data set, and its files."""
+        root = find_devkit(root)
         masks = {path.stem: path for folder in reversed(MASK_FOLDERS) for path in (root / folder).glob("*.png")}
         folder = next((name for name in MASK_FOLDERS if (root / name).is_dir()), MASK_FOLDERS[0])
         pairs = []
         for name in read_list(root, split):
             missing = None if split == "test" else root / folder / f"{name}.png"
             pairs.append(FilePair(name, root / "JPEGImages" / f"{name}.jpg", masks.get(name, missing)))
-        super().__init__(f"{root.name} {split}", classes, pairs, void_values)
+        return f"{root.name} {split}", pairs
 
 
 def find_devkit(root: Path) -> Path:
@@ -94,7 +107,7 @@ def read_list(root: Path, split: str) -> list[str]:
 
 
 @register("data", "sbd")
-class SbdData(PairedFiles):
+class SbdData(_ListedFiles):
     """One split of SBD, `train`, `val` or `trainval`: `sbd:DIR`.
 
     Args:
@@ -104,18 +117,13 @@ class SbdData(PairedFiles):
         classes: The class list.
     """
 
-    def __init__(
-        self,
-        root: str | Path,
-        split: str = "train",
-        void_values: Sequence[int] = (VOID,),
-        classes: Classes = VOC_CLASSES,
-    ) -> None:
+    def find_pairs(self, root: Path, split: str) -> tuple[str, list[FilePair]]:
+        """The name of the data set, and its files."""
         try:
             import scipy.io  # noqa: F401
         except ImportError:
             raise InputError("SBD's .mat masks need SciPy; run `pip install scipy`") from None
-        root = find_sbd(Path(root))
+        root = find_sbd(root)
         if split not in SBD_SPLITS:
             raise InputError(f'there is no split "{split}" of SBD; {nearest(split, SBD_SPLITS)}')
         names: list[str] = []
@@ -125,7 +133,7 @@ class SbdData(PairedFiles):
             except OSError as error:
                 raise InputError(f"cannot read {file}: {error.strerror or error}; extract SBD again") from None
         pairs = [FilePair(n, root / "img" / f"{n}.jpg", root / "cls" / f"{n}.mat") for n in dict.fromkeys(names)]
-        super().__init__(f"SBD {split}", classes, pairs, void_values)
+        return f"SBD {split}", pairs
 
     def read_raw_mask(self, path: Path) -> RawMask:
         """The `GTcls.Segmentation` array of a `.mat` file."""

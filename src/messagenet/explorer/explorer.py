@@ -73,14 +73,14 @@ class Explorer:
     async def segmentation(self, model: ServedModel, upload: Upload) -> dict[str, Any]:
         """The maps of all iterations, as `POST /segment` answers."""
         trace = await self._trace(model, upload)
-        answer: dict[str, Any] = await self._rendering.run(lambda: segment(trace))
+        answer: dict[str, Any] = await self._rendering.run(lambda: segment(model.predictor, trace))
         return {"key": upload.key, "model": model.id, **answer}
 
     async def mask(self, model: ServedModel, upload: Upload, iteration: int | None) -> bytes:
         """The labels after an iteration as a palette PNG."""
         iteration = model.resolve_iteration(iteration)
         trace = await self._trace(model, upload)
-        classes, labels = model.model.classes, partial(label_map, trace, iteration)
+        classes, labels = model.model.classes, partial(label_map, model.predictor, trace, iteration)
         content: bytes = await self._rendering.run(lambda: png_bytes(palette_image(labels(), classes)))
         return content
 
@@ -109,8 +109,8 @@ class Explorer:
     def _group(self, job: tuple[ServedModel, Upload]) -> Group:
         """Uploads of one size for one model, as many as their messages allow."""
         model, size = job[0], job[1].size
-        batch_size = self.limits.batch_size or (GPU_BATCH_SIZE if model.parameter.is_cuda else 1)
-        if batch_size > 1 and (needed := stored_message_bytes(model, size)):
+        batch_size = self.limits.batch_size or (GPU_BATCH_SIZE if model.model.device.type == "cuda" else 1)
+        if batch_size > 1 and (needed := stored_message_bytes(model, model.predictor.working_size(size))):
             batch_size = min(batch_size, max(1, self.limits.message_bytes // needed))
         return Group((model.id, size), batch_size)
 

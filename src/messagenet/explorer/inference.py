@@ -6,8 +6,10 @@
 A trace has L⁰ … L^T and the head's features, (T + 1)·N·K + N·r numbers for N nodes, and no messages: those of one node
 follow from the beliefs (`message_passing.inspect`). During inference, exact cavities need every single message, N·n·K
 numbers, which grows with the fourth power of the image's side. Where that exceeds the memory allowed, the image is
-reduced first. Pixels get L^t as in prediction (bilinear): the label is the largest logit, the uncertainty the entropy
-of their softmax, scaled so that 255 is log K.
+reduced further than for prediction.
+
+The predictor makes the model's input and takes L^t to the pixels: the labels after T are those of `Predictor.labels`,
+the uncertainty is the entropy of the marginals, scaled so that 255 is log K.
 """
 
 from __future__ import annotations
@@ -28,13 +30,12 @@ from torch import Tensor
 from messagenet.data.images import ImageArray, LabelArray
 from messagenet.errors import InputError
 from messagenet.explorer.models import ServedModel
-from messagenet.geometry import pixel_strips
 from messagenet.graph import GridGraph, Relation
 from messagenet.graph.grid import Node, mirrors
 from messagenet.message_passing import MessagePassing
 from messagenet.message_passing.grid import GridContext
 from messagenet.message_passing.inspect import FactorMessages, node_messages
-from messagenet.prediction.predictor import most_probable, resize, scaled_size
+from messagenet.prediction.predictor import Predictor, most_probable, resize, scaled_size
 from messagenet.report import entropy
 
 FLOAT_BYTES = 4
@@ -49,6 +50,7 @@ class BeliefTrace:
     features: dict[str, Tensor]  # the head's, of each factor type, (h, w, r); empty for a model without messages
     stride: float  # pixels of the image per node
     size: tuple[int, int]  # (H, W) of the image
+    working_size: tuple[int, int]  # (H', W') to which it was reduced
 
     @property
     def nbytes(self) -> int:
@@ -65,13 +67,10 @@ class BeliefTrace:
 @torch.inference_mode()
 def trace_beliefs(model: ServedModel, images: Sequence[ImageArray], message_bytes: int) -> list[BeliefTrace]:
     """Runs a model on RGB images of one size, (H, W, 3) each; the messages of one may take `message_bytes`."""
-    size = (images[0].shape[0], images[0].shape[1])
-    scale = working_scale(model, size, message_bytes)
-    network, head, parameter = model.model, model.head, model.parameter
-    pixels = torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2).to(parameter.device)  # (B, 3, H, W)
-    if scale < 1:
-        pixels = resize(pixels, scaled_size(size, scale))
-    inputs = pixels.to(parameter.dtype) / 255
+    size, predictor, head = (images[0].shape[0], images[0].shape[1]), model.predictor, model.head
+    reduced = working_size(model, size, message_bytes)
+    inputs = predictor.as_input(resize(predictor.stack(images), reduced))
+    network = predictor.fastest(inputs.device)
     features: dict[str, Tensor] = {}
     if head is None:
         logits = network(inputs).float()[:, None]  # (B, 1, K, h, w)
@@ -79,26 +78,28 @@ def trace_beliefs(model: ServedModel, images: Sequence[ImageArray], message_byte
         maps = head.features_by_type(network.forward_neck(network.forward_features(inputs)))  # (B, r, h, w) each
         features = _map_unique(maps, lambda map: map.permute(0, 2, 3, 1).contiguous())
         context = _context(head, features)
-        steps = [head.stage(0)["unary"](context.features["unary"])]
+        steps = [head.unary_messages(context, 0)]
         steps += [beliefs.logits for beliefs in head.iterate(context)]  # (B, h, w, K) each
         logits = torch.stack(steps, 1).permute(0, 1, 4, 2, 3).float()  # (B, T + 1, K, h, w)
-    traces = []
+    stride, traces = network.output_stride * max(size) / max(reduced), []
     for i in range(len(images)):  # copies, which do not hold the memory of the batch
         own = _map_unique(features, lambda map: map[i].clone())  # noqa: B023
-        traces.append(BeliefTrace(logits[i].clone(), own, network.output_stride / scale, size))
+        traces.append(BeliefTrace(logits[i].clone(), own, stride, size, reduced))
     return traces
 
 
-def working_scale(model: ServedModel, size: tuple[int, int], message_bytes: int) -> float:
-    """The factor by which an image of a size (H, W) is reduced, so that its messages fit into memory; at most 1."""
+def working_size(model: ServedModel, size: tuple[int, int], message_bytes: int) -> tuple[int, int]:
+    """(H', W') to which an image of (H, W) pixels is reduced: as for prediction, and until its messages fit."""
+    reduced = whole = model.predictor.working_size(size)
     scale = 1.0
-    while stored_message_bytes(model, (size[0] * scale, size[1] * scale)) > message_bytes:
+    while stored_message_bytes(model, reduced) > message_bytes:
         scale *= REDUCTION
-    return scale
+        reduced = scaled_size(whole, scale)
+    return reduced
 
 
-def stored_message_bytes(model: ServedModel, size: tuple[float, float]) -> int:
-    """Memory of exact cavities between iterations for an image (H, W): N·n·K numbers, twice if T > 2, none if T = 1."""
+def stored_message_bytes(model: ServedModel, size: tuple[int, int]) -> int:
+    """Memory of exact cavities between iterations for an input (H', W'): N·n·K numbers, twice if T > 2, 0 if T = 1."""
     head = model.head
     if head is None or head.cavity == "none":
         return 0
@@ -122,22 +123,28 @@ class PixelMaps:
     changed: float  # share of pixels whose label differs from the previous iteration
 
 
-def pixel_maps(trace: BeliefTrace) -> Iterator[PixelMaps]:
+def pixel_maps(predictor: Predictor, trace: BeliefTrace) -> Iterator[PixelMaps]:
     """The maps of t = 0 … T."""
     before: LabelArray | None = None
-    for logits in trace.logits:
+    for t in range(len(trace.logits)):
         strips = [
             (most_probable(strip), np.rint(255 * entropy(torch.softmax(strip, 0))).astype(np.uint8))
-            for strip in pixel_strips(logits, trace.size, trace.stride)  # (K, rows, W) each
+            for strip in _strips(predictor, trace, t)
         ]
         labels, uncertainty = (np.concatenate(parts) for parts in zip(*strips, strict=True))
-        counts = np.bincount(labels.ravel(), minlength=len(logits))
+        counts = np.bincount(labels.ravel(), minlength=trace.logits.shape[1])
         changed = 0.0 if before is None else float((labels != before).mean())
         yield PixelMaps(labels, uncertainty, (counts / labels.size).tolist(), changed)
         before = labels
 
 
-def segment(trace: BeliefTrace) -> dict[str, Any]:
+def _strips(predictor: Predictor, trace: BeliefTrace, iteration: int) -> Iterator[Tensor]:
+    """Logits (K, rows, W) of successive strips of pixels."""
+    (nodes,) = predictor.on_image_grid(trace.logits[iteration, None], trace.size, trace.working_size)
+    return predictor.pixel_logits(nodes, trace.size)
+
+
+def segment(predictor: Predictor, trace: BeliefTrace) -> dict[str, Any]:
     """The maps of all iterations, as `POST /segment` answers."""
     (height, width), (rows, columns) = trace.size, trace.nodes
     maps = [
@@ -148,16 +155,15 @@ def segment(trace: BeliefTrace) -> dict[str, Any]:
             "shares": each.shares,
             "changed": each.changed,
         }
-        for t, each in enumerate(pixel_maps(trace))
+        for t, each in enumerate(pixel_maps(predictor, trace))
     ]
     grid = {"width": width, "height": height, "rows": rows, "columns": columns, "stride": trace.stride}
     return {**grid, "maps": maps}
 
 
-def label_map(trace: BeliefTrace, iteration: int) -> LabelArray:
+def label_map(predictor: Predictor, trace: BeliefTrace, iteration: int) -> LabelArray:
     """The labels after an iteration, (H, W)."""
-    strips = pixel_strips(trace.logits[iteration], trace.size, trace.stride)
-    return np.concatenate([most_probable(strip) for strip in strips])
+    return np.concatenate([most_probable(strip) for strip in _strips(predictor, trace, iteration)])
 
 
 def grey_png(values: ImageArray) -> bytes:

@@ -23,7 +23,7 @@ from messagenet.explorer.app import create_app
 from messagenet.explorer.explorer import Explorer
 from messagenet.explorer.guards import WILDCARDS, TimeoutProtocol, parse_address
 from messagenet.explorer.logs import LOGGER, JsonFormatter, Metrics
-from messagenet.explorer.models import ServedModel, load_models, open_samples
+from messagenet.explorer.models import load_models, open_samples
 
 BACKLOG = 128
 SHUTDOWN_SECONDS = 5
@@ -34,8 +34,7 @@ def run(folders: Sequence[Path], host: str, port: int, samples: Path | None, ope
     """Serves models until interrupted; see `messagenet.explorer.serve`."""
     os.environ.setdefault(*PRIMITIVE_CACHE)
     with listen(host, port) as listener:
-        models = load_models(folders)
-        explorer = Explorer(models, limits_for(models), Metrics())
+        explorer = Explorer(load_models(folders), Limits(), Metrics())
         app = create_app(explorer, open_samples(samples), host)
         log_as_json()
         address = page_url(host, listener.getsockname()[1])
@@ -56,12 +55,6 @@ def run(folders: Sequence[Path], host: str, port: int, samples: Path | None, ope
         )
         with suppress(KeyboardInterrupt):  # Ctrl-C is how a server ends
             uvicorn.Server(config).run(sockets=[listener])
-
-
-def limits_for(models: Sequence[ServedModel]) -> Limits:
-    """The default limits, with images reduced to a size that all models are for."""
-    sides = [model.model.input.longest_side for model in models]
-    return Limits(longest_side=min(side for side in (Limits.longest_side, *sides) if side is not None))
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from PIL import Image
-from torch import Tensor
 
 from messagenet.bundled import model_folder, photographs
 from messagenet.data import SyntheticScenes
 from messagenet.errors import InputError, nearest
 from messagenet.message_passing import MessagePassing
 from messagenet.models import SegmentationModel
+from messagenet.prediction import Predictor
 from messagenet.report import png_bytes
 from messagenet.settings import KIND
 
@@ -39,10 +39,10 @@ class ServedModel:
     id: str
     model: SegmentationModel
 
-    @property
-    def parameter(self) -> Tensor:
-        """One of the parameters, for device and dtype."""
-        return next(self.model.parameters())
+    @cached_property
+    def predictor(self) -> Predictor:
+        """The way from an image to the model's input, and from its logits to pixels."""
+        return Predictor(self.model)
 
     @property
     def head(self) -> MessagePassing | None:

@@ -19,7 +19,7 @@ from starlette.datastructures import FormData, UploadFile
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
-from messagenet.data.images import DECODER_ERRORS, ImageArray
+from messagenet.data.images import DECODER_ERRORS, ImageArray, to_rgb
 from messagenet.errors import InputError, nearest
 from messagenet.explorer import Limits
 
@@ -135,7 +135,7 @@ def _decode(file: BinaryIO, limits: Limits) -> ImageArray:
         image.draft(None, bound)  # decodes at a half, a quarter… where that is enough
     image.load()
     ImageOps.exif_transpose(image, in_place=True)
-    rgb = _to_rgb(image)
+    rgb = Image.fromarray(to_rgb(image, "the image"))
     rgb.thumbnail(bound)
     return np.array(rgb)
 
@@ -152,17 +152,6 @@ def _too_large(count: str, limits: Limits) -> InputError:
     return InputError(
         f"the image has {count} pixels, more than the {limits.pixels / 1e6:g} million allowed; scale it down first"
     )
-
-
-def _to_rgb(image: Image.Image) -> Image.Image:
-    """As RGB: 16-bit grey scaled to 8 bits, transparency blended with white."""
-    if image.mode.startswith("I"):
-        grey = np.asarray(image).astype(np.int64).clip(0, 65535)
-        return Image.fromarray(((grey * 255 + 32767) // 65535).astype(np.uint8)).convert("RGB")
-    if image.has_transparency_data:
-        white = Image.new("RGBA", image.size, "white")
-        image = Image.alpha_composite(white, image.convert("RGBA"))
-    return image.convert("RGB")
 
 
 def _check_form(form: FormData) -> SegmentForm:

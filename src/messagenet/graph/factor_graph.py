@@ -306,11 +306,16 @@ def _same_batch(tables: list[Tensor], order: int) -> list[Tensor]:
 def _check_scopes(scopes: Tensor, ids: Tensor, num_variables: int) -> None:
     if scopes.shape[1] > MAX_ORDER:
         raise InputError(f"factor {int(ids[0])} touches {scopes.shape[1]} variables; at most {MAX_ORDER} can be used")
+    check_members(scopes, ids, num_variables)
+
+
+def check_members(scopes: Tensor, ids: Tensor, num_variables: int, where: str = "") -> None:
+    """Refuses scopes (factors, order) with variables that do not exist or occur twice; `where` begins the error."""
     outside = ((scopes < 0) | (scopes >= num_variables)).nonzero()
     if len(outside):
         row, position = outside[0].tolist()
         raise InputError(
-            f"factor {int(ids[row])}: variable {int(scopes[row, position])} does not exist; "
+            f"{where}factor {int(ids[row])}: variable {int(scopes[row, position])} does not exist; "
             f"variables are 0 to {num_variables - 1}"
         )
     ordered = scopes.sort(dim=1).values
@@ -318,5 +323,5 @@ def _check_scopes(scopes: Tensor, ids: Tensor, num_variables: int) -> None:
     if len(repeated):
         row, position = repeated[0].tolist()
         raise InputError(
-            f"factor {int(ids[row])}: its scope repeats variable {int(ordered[row, position])}; list it once"
+            f"{where}factor {int(ids[row])}: its scope repeats variable {int(ordered[row, position])}; list it once"
         )

@@ -19,7 +19,7 @@ so an engine reaches neighbours by slicing instead of indexing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -205,8 +205,13 @@ class GridFactorGraph(FactorGraph):
         """
         if not 1 <= num_classes <= MAX_STATES:
             raise InputError(f"num_classes is {num_classes}; every node needs from 1 to {MAX_STATES} states")
+        return cls.from_edges(grid, _edge_blocks(grid, num_classes), num_classes)
+
+    @classmethod
+    def from_edges(cls, grid: GridGraph, blocks: Iterable[EdgeBlock], num_classes: int) -> GridFactorGraph:
+        """One unary factor per node and one pairwise factor per pair of each block."""
+        blocks = tuple(blocks)
         nodes = torch.arange(grid.nodes).view(grid.height, grid.width)
-        blocks = tuple(_edge_blocks(grid, num_classes))
         groups = [FactorGroup((num_classes,), torch.arange(grid.nodes)[:, None], torch.arange(grid.nodes))]
         first = grid.nodes
         for block in blocks:

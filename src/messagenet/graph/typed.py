@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from messagenet.errors import InputError
-from messagenet.graph.factor_graph import FactorGraph
+from messagenet.graph.factor_graph import FactorGraph, check_members
 
 
 @dataclass(frozen=True, eq=False)
@@ -311,21 +311,7 @@ def _check(name: str, block: FactorBlock, num_variables: int) -> None:
             f"factors {name!r}: factor {int(factor_ids[0]) if len(factor_ids) else 0} has order {scopes.shape[1]}; "
             "list factors of order 2 or more only, every variable has its unary factor anyway"
         )
-    outside = ((scopes < 0) | (scopes >= num_variables)).nonzero()
-    if len(outside):
-        row, position = outside[0].tolist()
-        raise InputError(
-            f"factors {name!r}: factor {int(factor_ids[row])} names variable {int(scopes[row, position])}; "
-            f"there are {num_variables}, numbered from 0"
-        )
-    ordered = scopes.sort(dim=1).values
-    repeated = (ordered[:, 1:] == ordered[:, :-1]).nonzero()
-    if len(repeated):
-        row, position = repeated[0].tolist()
-        raise InputError(
-            f"factors {name!r}: factor {int(factor_ids[row])} repeats variable {int(ordered[row, position])}; "
-            "list it once"
-        )
+    check_members(scopes, factor_ids, num_variables, f"factors {name!r}: ")
 
 
 def _codes(variable_types: Mapping[str, Indices], num_variables: int) -> Tensor:

@@ -35,7 +35,16 @@ from torch import Tensor
 
 from messagenet.errors import InputError
 from messagenet.graph.factor_graph import FactorGraph, Potentials
-from messagenet.inference.engine import PassingSettings, Problem, Propagation, Result, Trace, align, iterate
+from messagenet.inference.engine import (
+    PassingSettings,
+    Problem,
+    Propagation,
+    Result,
+    Trace,
+    align,
+    iterate,
+    require_factor_graph,
+)
 from messagenet.inference.evidence import observe
 from messagenet.inference.factors import FactorTable, by_position, collect, gather, num_rows, widen
 from messagenet.inference.grid_propagation import LinearGrid
@@ -275,7 +284,9 @@ def propagate(propagator: Propagator, settings: PassingSettings, start: Tensor |
     messages = propagator.initial_messages() if start is None else start
     trace = Trace(0, True, ())
     if len(messages):
-        messages, trace = iterate(make_step(propagator, settings), messages, settings)
+        messages, trace = iterate(
+            make_step(propagator, settings), messages, settings.max_iterations, settings.tolerance
+        )
     return Propagation(trace, propagator.beliefs(messages), lambda: messages)
 
 
@@ -308,17 +319,22 @@ class BeliefPropagation(PassingSettings):
         """
         if evidence is not None:
             return observe(graph, potentials, evidence).run(self, messages)
-        return pass_messages(graph, potentials, self, messages=messages)
+        require_factor_graph(graph)
+        return pass_messages(graph, potentials, self, self.factor_weights(graph), messages)
+
+    def factor_weights(self, graph: FactorGraph) -> Tensor | None:
+        """ρ_F of each factor, (factors,); None for ones."""
+        return None
 
 
 def pass_messages(
     graph: FactorGraph,
     potentials: Potentials,
     settings: PassingSettings,
-    factor_weights: Tensor | None = None,
-    messages: Tensor | None = None,
+    factor_weights: Tensor | None,
+    messages: Tensor | None,
 ) -> Result:
-    """Runs the schedule and computes the result; `factor_weights` (factors,) are ρ_F, None for ones."""
+    """Runs the schedule and computes the result."""
     problem = align(graph, potentials, settings.temperature)
     propagator = Propagator.build(problem, maximise=settings.temperature == 0, factor_weights=factor_weights)
     start = None if messages is None else propagator.as_messages(messages)

@@ -170,17 +170,20 @@ class Propagation:
 
 
 def iterate(
-    step: Callable[[Messages], tuple[Messages, Tensor | None]], messages: Messages, settings: PassingSettings
+    step: Callable[[Messages], tuple[Messages, Tensor | None]],
+    messages: Messages,
+    max_iterations: int,
+    tolerance: float | None,
 ) -> tuple[Messages, Trace]:
     """Repeats `step` (messages → new ones, their largest change if measured) until convergence or `max_iterations`."""
     history: list[float] = []
-    for iteration in range(settings.max_iterations):
+    for iteration in range(max_iterations):
         messages, largest = step(messages)
-        if settings.tolerance is not None and largest is not None:
+        if tolerance is not None and largest is not None:
             history.append(float(largest))
-            if history[-1] <= settings.tolerance:
+            if history[-1] <= tolerance:
                 return messages, Trace(iteration + 1, True, tuple(history))
-    return messages, Trace(settings.max_iterations, False, tuple(history))
+    return messages, Trace(max_iterations, False, tuple(history))
 
 
 @dataclass(frozen=True, eq=False)

@@ -185,3 +185,23 @@ def _slice(potential: Tensor, piece: _Piece, group: FactorGroup) -> Tensor:
     index: list[slice | Tensor] = [*batch, torch.zeros_like(rows) if shared else rows, *states]
     kept = potential[tuple(index)]
     return kept.reshape(*kept.shape[: kept.ndim - group.order], *piece.shape)
+
+
+class ConditionalEngine:
+    """Base of engines that take evidence."""
+
+    def run(self, graph: FactorGraph, potentials: Potentials, *, evidence: Mapping[int, int] | None = None) -> Result:
+        """Infers marginals, log Z and the most probable state.
+
+        Args:
+            graph: The structure.
+            potentials: One table of log-potentials per factor, or one tensor per group.
+            evidence: Observed {variable: state}.
+        """
+        if evidence is not None:
+            return observe(graph, potentials, evidence).run(self)
+        return self._infer(graph, potentials)
+
+    def _infer(self, graph: FactorGraph, potentials: Potentials) -> Result:
+        """The answer without evidence."""
+        raise NotImplementedError

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial, reduce
 from typing import Literal, get_args
@@ -31,7 +31,7 @@ from torch import Tensor
 from messagenet.errors import InputError
 from messagenet.graph.factor_graph import FactorGraph, Potentials
 from messagenet.inference.engine import Problem, Result, align, check_settings
-from messagenet.inference.evidence import observe, possible_states, restrict
+from messagenet.inference.evidence import ConditionalEngine, possible_states, restrict
 from messagenet.inference.log_math import INF, add_fresh, exp_fresh, log_normalise, logsumexp, peak, subtract
 from messagenet.settings import register
 
@@ -347,7 +347,7 @@ ExactMethod = Literal["auto", "enumerate", "eliminate"]
 
 @register("engine", "exact")
 @dataclass(frozen=True)
-class Exact:
+class Exact(ConditionalEngine):
     """Settings of exact inference.
 
     >>> from messagenet.graph.builders import chain_graph
@@ -368,16 +368,8 @@ class Exact:
     def __post_init__(self) -> None:
         check_settings(self, method=get_args(ExactMethod))
 
-    def run(self, graph: FactorGraph, potentials: Potentials, *, evidence: Mapping[int, int] | None = None) -> Result:
-        """Answers exactly, or refuses and reports how large the tables would be.
-
-        Args:
-            graph: the structure.
-            potentials: one table of log-potentials per factor, or one tensor per group.
-            evidence: observed {variable: state}.
-        """
-        if evidence is not None:
-            return observe(graph, potentials, evidence).run(self)
+    def _infer(self, graph: FactorGraph, potentials: Potentials) -> Result:
+        """Answers exactly, or refuses and reports how large the tables would be."""
         problem = align(graph, potentials, self.temperature)
         if problem.has_zeros or bool((graph.cardinalities == 1).any()):
             smaller = restrict(graph, potentials, possible_states(graph, problem.potentials))

@@ -195,37 +195,28 @@ def _sum_rows(rows: Tensor, graph: FactorGraph) -> Tensor:
     return summed.reshape(total.shape)
 
 
-class _Gather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, values: Tensor, graph: FactorGraph) -> Tensor:
-        ctx.graph = graph
-        return _spread_rows(values, graph)
+class _Transfer(torch.autograd.Function):
+    """Rows from the values of their variables, or the sum of rows at each variable; each is the other's gradient."""
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return _Collect.apply(grad, ctx.graph), None  # type: ignore[no-untyped-call]
-
-
-class _Collect(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, graph: FactorGraph) -> Tensor:
-        ctx.graph = graph
-        return _sum_rows(rows, graph)
+    def forward(ctx: Any, values: Tensor, graph: FactorGraph, to_rows: bool) -> Tensor:
+        ctx.graph, ctx.to_rows = graph, to_rows
+        return _spread_rows(values, graph) if to_rows else _sum_rows(values, graph)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return _Gather.apply(grad, ctx.graph), None  # type: ignore[no-untyped-call]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return _Transfer.apply(grad, ctx.graph, not ctx.to_rows), None, None  # type: ignore[no-untyped-call]
 
 
 def gather(values: Tensor, graph: FactorGraph) -> Tensor:
     """(variables, ...) to (rows, ...): each row gets the value of its variable."""
-    rows: Tensor = _Gather.apply(values, graph)  # type: ignore[no-untyped-call]
+    rows: Tensor = _Transfer.apply(values, graph, True)  # type: ignore[no-untyped-call]
     return rows
 
 
 def collect(rows: Tensor, graph: FactorGraph) -> Tensor:
     """(rows, ...) to (variables, ...): each variable gets the sum of its rows."""
-    total: Tensor = _Collect.apply(rows, graph)  # type: ignore[no-untyped-call]
+    total: Tensor = _Transfer.apply(rows, graph, False)  # type: ignore[no-untyped-call]
     return total
 
 

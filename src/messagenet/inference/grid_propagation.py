@@ -514,7 +514,7 @@ class _Propagate(torch.autograd.Function):
             history.append(new)
             return new, None if settings.tolerance is None else steps.largest_change(new, messages)
 
-        last, trace = iterate(step, first, settings)
+        last, trace = iterate(step, first, settings.max_iterations, settings.tolerance)
         traces.append(trace)
         if keep_history:
             ctx.steps = steps

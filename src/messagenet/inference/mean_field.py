@@ -28,7 +28,7 @@ from messagenet.errors import InputError
 from messagenet.graph.factor_graph import FactorGraph, FactorGroup, Potentials
 from messagenet.graph.grid import GridFactorGraph
 from messagenet.graph.relations import Offset
-from messagenet.inference.engine import Problem, Result, align, check_settings
+from messagenet.inference.engine import Problem, Result, align, check_settings, iterate
 from messagenet.inference.evidence import observe
 from messagenet.inference.exact import neighbours
 from messagenet.inference.factors import by_position, collect, contract, gather, rows_by_label, widen
@@ -234,30 +234,24 @@ class MeanField:
         problem = align(graph, potentials)
         state = _Fields(problem, problem.mask(problem.unary()), Expectations(problem))
         problem.require_possible(state.unary)
-        q = state.start() if initial is None else _internal(problem, initial)
-        log_q = safe_log(q)
+        start = state.start() if initial is None else _internal(problem, initial)
         plans: Sequence[ClassPlan | WholePlan] = [WholePlan()]
         if self.schedule == "sequential":
             if isinstance(graph, GridFactorGraph):
                 plans = grid_plans(graph)
             else:
                 plans = state.expectations.plan(colour_classes(graph))
-        history: list[float] = []
-        converged = False
-        iterations = 0
-        while iterations < self.max_iterations and not converged:
-            before = q
+
+        def step(before: tuple[Tensor, Tensor]) -> tuple[tuple[Tensor, Tensor], Tensor | None]:
+            after = before
             for plan in plans:
-                q, log_q = state.update(q, log_q, plan, self.damping)
-            iterations += 1
-            if self.tolerance is not None:
-                history.append(float((q - before).detach().abs().amax()))
-                converged = history[-1] <= self.tolerance
+                after = state.update(*after, plan, self.damping)
+            return after, None if self.tolerance is None else (after[0] - before[0]).detach().abs().amax()
+
+        (q, log_q), trace = iterate(step, (start, safe_log(start)), self.max_iterations, self.tolerance)
         return Result(
-            log_marginals=problem.to_user_layout(log_q),
-            iterations=iterations,
-            converged=converged,
-            history=tuple(history),
+            problem.to_user_layout(log_q),
+            *trace,
             compute_log_z=lambda: problem.to_user_batch(state.bound(q)),
             compute_log_factor_marginals=lambda: problem.to_user_factors(state.expectations.log_joint(log_q)),
             compute_map_state=lambda: problem.to_user_layout(log_q.argmax(-1)),

@@ -13,7 +13,7 @@ inverse, ρ is the frequency in random forests that cover every factor: also a v
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
@@ -22,10 +22,8 @@ import torch
 from torch import Tensor
 
 from messagenet.errors import InputError
-from messagenet.graph.factor_graph import FactorGraph, Potentials
-from messagenet.inference.belief_propagation import pass_messages
-from messagenet.inference.engine import PassingSettings, Result, require_factor_graph
-from messagenet.inference.evidence import observe
+from messagenet.graph.factor_graph import FactorGraph
+from messagenet.inference.belief_propagation import BeliefPropagation
 from messagenet.settings import register
 
 MAX_DENSE = 2048
@@ -112,7 +110,7 @@ def _forest_frequencies(num_variables: int, scopes: Sequence[tuple[int, ...]]) -
 
 @register("engine", "trw")
 @dataclass(frozen=True)
-class TreeReweighted(PassingSettings):
+class TreeReweighted(BeliefPropagation):
     """Settings of tree-reweighted message passing; `log_z` of a converged run is an upper bound.
 
     Damping is on by default: without it, strong couplings oscillate.
@@ -125,21 +123,8 @@ class TreeReweighted(PassingSettings):
     max_iterations: int = 1000
     edge_probabilities: Tensor | None = None
 
-    def run(
-        self,
-        graph: FactorGraph,
-        potentials: Potentials,
-        messages: Tensor | None = None,
-        *,
-        evidence: Mapping[int, int] | None = None,
-    ) -> Result:
-        """Passes reweighted messages and reads off beliefs and the bound; arguments as for `BeliefPropagation.run`."""
-        if evidence is not None:
-            return observe(graph, potentials, evidence).run(self, messages)
-        require_factor_graph(graph)
-        return pass_messages(graph, potentials, self, self._probabilities(graph), messages)
-
-    def _probabilities(self, graph: FactorGraph) -> Tensor:
+    def factor_weights(self, graph: FactorGraph) -> Tensor:
+        """ρ_F of each factor, (factors,)."""
         if self.edge_probabilities is None:
             return spanning_tree_probabilities(graph)
         given = torch.as_tensor(self.edge_probabilities)

@@ -18,7 +18,6 @@ Variables with no edge between them are visited together, so a pass over an H×W
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -28,7 +27,7 @@ from torch.nn.functional import pad
 from messagenet.errors import InputError
 from messagenet.graph.factor_graph import FactorGraph, Potentials
 from messagenet.inference.engine import Problem, Result, align, check_number, check_settings
-from messagenet.inference.evidence import observe
+from messagenet.inference.evidence import ConditionalEngine
 from messagenet.inference.factors import collect, num_rows, rows_by_label
 from messagenet.inference.log_math import INF, log_normalise, subtract
 from messagenet.settings import register
@@ -38,7 +37,7 @@ ROUNDS = 10  # iterations over which the bound has to stall: it may pause for a 
 
 @register("engine", "trws")
 @dataclass(frozen=True)
-class SequentialTRW:
+class SequentialTRW(ConditionalEngine):
     """Settings of TRW-S, for graphs whose factors touch at most two variables.
 
     In its result `log_z` is the upper bound on the largest score, `map_state` the best state found (optimal if its
@@ -57,16 +56,8 @@ class SequentialTRW:
         check_settings(self)
         check_number("tolerance", self.tolerance, "a number", lambda size: size == size)
 
-    def run(self, graph: FactorGraph, potentials: Potentials, *, evidence: Mapping[int, int] | None = None) -> Result:
-        """Passes messages forward and back and keeps the best state found.
-
-        Args:
-            graph: the structure.
-            potentials: one table of log-potentials per factor, or one tensor per group.
-            evidence: observed {variable: state}.
-        """
-        if evidence is not None:
-            return observe(graph, potentials, evidence).run(self)
+    def _infer(self, graph: FactorGraph, potentials: Potentials) -> Result:
+        """Passes messages forward and back and keeps the best state found."""
         problem = align(graph, potentials)
         for group in graph.groups:
             if group.order > 2:

@@ -35,20 +35,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from messagenet.data import Batch
 from messagenet.data.classes import VOID
-from messagenet.errors import InputError
-from messagenet.geometry import CellLabel, Features, map_size, node_targets
+from messagenet.geometry import CellLabel, Features
 from messagenet.graph import Window, window
 from messagenet.graph.factor_graph import FactorGraph, Potentials
 from messagenet.inference import BeliefPropagation, Engine, Result
-from messagenet.losses.cross_entropy import LossSum, batch_features, cross_entropy_sum, sum_losses
-from messagenet.models.base import SegmentationModel, at_least_float32
+from messagenet.losses.cross_entropy import LossSum, NodeLoss, cross_entropy_sum, sum_losses
+from messagenet.models.base import at_least_float32
 from messagenet.models.crf import CRFHead, GridPotentials, Pairs, PairTable, both_present, pair_graph, recompute
 from messagenet.settings import at_least, register
 
@@ -57,36 +56,10 @@ _TOLERANCE = 1e-4  # of belief propagation in training
 Query = Callable[[FactorGraph, Potentials], Result]
 
 
-class CRFLoss:
-    """A loss at the nodes of a CRF.
+class CRFLoss(NodeLoss):
+    """A loss at the nodes of a CRF."""
 
-    Args:
-        cell_label: Which label a node has: of its cell's "centre", or the "majority" of its cell.
-    """
-
-    heads = ("crf",)
-
-    def __init__(self, *, cell_label: CellLabel = "centre") -> None:
-        self.cell_label = cell_label
-
-    def __call__(self, model: SegmentationModel, batch: Batch) -> LossSum:
-        """The loss of a batch, as a sum and a count."""
-        if not isinstance(model.head, CRFHead):
-            name = type(self).__name__
-            raise InputError(f"{name} trains the potentials of a CRF; choose the head crf, or another loss")
-        features, target = batch_features(model, batch)
-        mask = model.node_mask(features, batch.sizes)
-        labels = node_targets(target, map_size(features), model.feature_stride, self.cell_label, batch.sizes)
-        return self.on_features(model.head, model.forward_neck(features, mask), labels, mask, batch.ids)
-
-    def on_features(
-        self, head: CRFHead, features: Features, labels: Tensor, mask: Tensor | None = None, ids: Sequence[str] = ()
-    ) -> LossSum:
-        """The loss of a head on its features, (B, r, h, w) or one such map for each factor type.
-
-        `labels` are the nodes' classes, 255 for void, `mask` is 0 at padding, both (B, h, w); `ids` are of the images.
-        """
-        raise NotImplementedError
+    heads, head_class = ("crf",), CRFHead
 
 
 @register("loss", "piecewise")
@@ -94,9 +67,9 @@ class Piecewise(CRFLoss):
     """Every factor trained by itself: a softmax over K for a node, over K² for a pair."""
 
     def on_features(
-        self, head: CRFHead, features: Features, labels: Tensor, mask: Tensor | None = None, ids: Sequence[str] = ()
+        self, head: Any, features: Features, labels: Tensor, mask: Tensor | None = None, ids: Sequence[str] = ()
     ) -> LossSum:
-        """See `CRFLoss.on_features`."""
+        """See `NodeLoss.on_features`."""
         parts = _with_labels(head.potentials(features, mask), labels)
         return sum_losses(piecewise(potentials.unary, potentials.relations, own) for potentials, own, _ in parts)
 
@@ -106,9 +79,9 @@ class PseudoLikelihood(CRFLoss):
     """Every node predicted from the true labels of its neighbours."""
 
     def on_features(
-        self, head: CRFHead, features: Features, labels: Tensor, mask: Tensor | None = None, ids: Sequence[str] = ()
+        self, head: Any, features: Features, labels: Tensor, mask: Tensor | None = None, ids: Sequence[str] = ()
     ) -> LossSum:
-        """The loss of `pseudo_likelihood` on the scaled potentials, without making tables."""
+        """See `NodeLoss.on_features`; needs no tables."""
         losses = []
         for indices, nodes, _ in head.split_by_size(features, mask):
             own = _cut(labels, indices, nodes["unary"])
@@ -136,7 +109,7 @@ class Likelihood(CRFLoss):
         self.memory = MessageMemory() if persistent_messages else None
 
     def on_features(
-        self, head: CRFHead, features: Features, labels: Tensor, mask: Tensor | None = None, ids: Sequence[str] = ()
+        self, head: Any, features: Features, labels: Tensor, mask: Tensor | None = None, ids: Sequence[str] = ()
     ) -> LossSum:
         """The negative log-likelihood; `ids` are for persistent messages."""
         memory = self.memory if ids else None
@@ -180,45 +153,6 @@ def _pieces(pair: PairTable, labels: Tensor, w: Window, num_classes: int) -> Ten
         return functional.cross_entropy(table, joint, ignore_index=_LEFT_OUT, reduction="sum")
 
     return recompute(total)
-
-
-def pseudo_likelihood(unary: Tensor, relations: Iterable[Pairs], labels: Tensor) -> LossSum:
-    """The negative log pseudo-likelihood of maps of one size; arguments as for `piecewise`."""
-    return cross_entropy_sum(conditional_logits(unary, relations, labels), labels)
-
-
-def conditional_logits(unary: Tensor, relations: Iterable[Pairs], labels: Tensor) -> Tensor:
-    """θ_p(y) + Σ_q θ_pq(y, ŷ_q) for every node and class, (B, h, w, K); arguments as for `piecewise`."""
-    logits = unary
-    for pairs in relations:
-        for pair in pairs:
-            if (w := window(labels.shape[1:], pair.offset)) is not None:
-                to_first, to_second = _messages_from_labels(pair, labels, w)
-                logits = logits + _pad_window(to_first, w.receivers, logits)
-                logits = logits + _pad_window(to_second, w.senders, logits)
-    return logits
-
-
-def _messages_from_labels(pair: PairTable, labels: Tensor, w: Window) -> tuple[Tensor, Tensor]:
-    """What the label of either end adds to the other end's logits, (B, h', w', K) each."""
-    first, second = (labels[part][..., None] for part in (w.receivers, w.senders))  # (B, h', w', 1)
-
-    def messages() -> tuple[Tensor, Tensor]:
-        table = pair.table()  # (B, h', w', K, K)
-        to_first = torch.take_along_dim(table, _index(second)[..., None, :], -1).squeeze(-1)
-        to_second = torch.take_along_dim(table, _index(first)[..., None], -2).squeeze(-2)
-        return torch.where(second != VOID, to_first, 0), torch.where(first != VOID, to_second, 0)
-
-    return recompute(messages)
-
-
-def _index(labels: Tensor) -> Tensor:
-    return torch.where(labels != VOID, labels, 0)  # void is masked after the lookup
-
-
-def _pad_window(values: Tensor, part: tuple[slice, slice, slice], ref: Tensor) -> Tensor:
-    (_, rows, columns), (_, height, width, _) = part, ref.shape
-    return functional.pad(values, (0, 0, columns.start, width - columns.stop, rows.start, height - rows.stop))
 
 
 def likelihood(

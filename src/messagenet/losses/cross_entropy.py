@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal, NamedTuple, Protocol, get_args
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, get_args
 
 import torch
 from torch import Tensor
@@ -31,7 +31,7 @@ from messagenet.data import Batch
 from messagenet.data.classes import VOID
 from messagenet.errors import InputError, nearest
 from messagenet.geometry import CellLabel, Features, interpolation_matrix, map_size, node_targets
-from messagenet.models.base import SegmentationModel, at_least_float32, ignore_padding
+from messagenet.models.base import Head, SegmentationModel, at_least_float32, ignore_padding
 from messagenet.models.controls import UnaryEnsemble
 from messagenet.settings import between, register
 
@@ -121,28 +121,51 @@ class CrossEntropy:
         )
 
 
-@register("loss", "member_cross_entropy")
-class MemberCrossEntropy:
-    """Mean cross-entropy of the members of an ensemble at the nodes, each trained by itself.
+class NodeLoss:
+    """A loss of one kind of head, at the nodes.
 
     Args:
         cell_label: Which label a node has: of its cell's "centre", or the "majority" of its cell.
     """
 
-    heads = ("ensemble",)
+    heads: ClassVar[tuple[str, ...]] = ()
+    head_class: ClassVar[type[Head]] = Head
 
     def __init__(self, *, cell_label: CellLabel = "centre") -> None:
         self.cell_label = cell_label
 
     def __call__(self, model: SegmentationModel, batch: Batch) -> LossSum:
         """The loss of a batch, as a sum and a count."""
-        if not isinstance(model.head, UnaryEnsemble):
-            raise InputError("MemberCrossEntropy trains the members of an ensemble; choose the head ensemble")
+        if not isinstance(model.head, self.head_class):
+            name = type(self).__name__
+            raise InputError(f"{name} cannot train this head; choose the head {self.heads[0]}, or another loss")
         features, target = batch_features(model, batch)
-        labels = node_targets(target, map_size(features), model.feature_stride, self.cell_label, batch.sizes)
         mask = model.node_mask(features, batch.sizes)
-        members = model.head.member_logits(model.forward_neck(features, mask), mask)  # type: ignore[arg-type]
-        losses = [cross_entropy_sum(logits, ignore_padding(labels, mask)) for logits in members]
+        labels = node_targets(target, map_size(features), model.feature_stride, self.cell_label, batch.sizes)
+        return self.on_features(model.head, model.forward_neck(features, mask), labels, mask, batch.ids)
+
+    def on_features(
+        self, head: Any, features: Features, labels: Tensor, mask: Tensor | None = None, ids: Sequence[str] = ()
+    ) -> LossSum:
+        """The loss of a head on its features, (B, r, h, w) or one such map for each factor type.
+
+        `labels` are the nodes' classes, 255 for void, `mask` is 0 at padding, both (B, h, w); `ids` are of the images.
+        """
+        raise NotImplementedError
+
+
+@register("loss", "member_cross_entropy")
+class MemberCrossEntropy(NodeLoss):
+    """Mean cross-entropy of the members of an ensemble at the nodes, each trained by itself."""
+
+    heads, head_class = ("ensemble",), UnaryEnsemble
+
+    def on_features(
+        self, head: Any, features: Features, labels: Tensor, mask: Tensor | None = None, ids: Sequence[str] = ()
+    ) -> LossSum:
+        """See `NodeLoss.on_features`."""
+        labels = ignore_padding(labels, mask)
+        losses = [cross_entropy_sum(logits, labels) for logits in head.member_logits(features, mask)]
         return LossSum(torch.stack([loss.total for loss in losses]).mean(), losses[0].count)
 
 

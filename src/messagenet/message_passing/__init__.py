@@ -9,7 +9,7 @@ from messagenet.message_passing.factor_types import FactorType
 from messagenet.message_passing.fused_sum import relu_sum, use_backend
 from messagenet.message_passing.graph import ComputedByType, ComputedMessages, GraphContext, GraphMessagePassing
 from messagenet.message_passing.grid import MessagePassing
-from messagenet.message_passing.inspect import as_graph_head, received_messages
+from messagenet.message_passing.inspect import received_messages
 
 __all__ = [
     "ComputedByType",
@@ -19,7 +19,6 @@ __all__ = [
     "GraphMessagePassing",
     "MessageEstimator",
     "MessagePassing",
-    "as_graph_head",
     "received_messages",
     "relu_sum",
     "use_backend",

@@ -10,7 +10,6 @@ from messagenet.models.dense_crf import CRFRNN, DeepLabCRF
 from messagenet.models.fcn8s import FCN8s
 from messagenet.models.inference_machine import InferenceMachine
 from messagenet.models.message import MessageNet, UnaryHead, UnaryNet
-from messagenet.models.neck import Neck
 
 __all__ = [
     "CRFRNN",
@@ -24,7 +23,6 @@ __all__ = [
     "InferenceMachine",
     "InputSpec",
     "MessageNet",
-    "Neck",
     "PyramidPoolingHead",
     "SegmentationModel",
     "UnaryHead",

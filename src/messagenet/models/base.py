@@ -21,13 +21,17 @@ from torch.nn import functional
 
 from messagenet.data.classes import VOC_CLASSES, VOID, Classes, as_classes
 from messagenet.data.dataset import check_void_values
+from messagenet.data.images import IMAGENET_MEAN
 from messagenet.errors import InputError, nearest
 from messagenet.geometry import Features, map_size, node_mask, upsample
 from messagenet.graph import Relation
 from messagenet.message_passing import MessagePassing
-from messagenet.models.backbones import IMAGENET_MEAN, IMAGENET_STD, Backbone, as_levels, level_maps, level_spec
-from messagenet.settings import KIND, Spec, build, component, convert, find
+from messagenet.models.backbones import IMAGENET_STD, Backbone, as_levels, level_maps, level_spec
+from messagenet.models.backbones.base import positive_integer
+from messagenet.models.backbones.efficientnet_lite import ConvolutionNorm, InvertedResidual
+from messagenet.settings import KIND, Spec, build, component, convert, find, register
 
+NECK_KERNEL = 5
 SHARED = "shared"  # name of the backbone that all factor types share
 Purpose = Literal["loss", "prediction"]
 
@@ -40,8 +44,7 @@ class InputSpec:
         classes: What its labels mean.
         void_values: Mask values, besides 255, that meant "not labelled" in training.
         longest_side: Larger images are reduced to this many pixels before prediction; None for any size.
-        mean, std: Of the red, green and blue values (in 0..1) that images are normalised with.
-        bands: Channels of an image.
+        mean, std: Of the values (in 0..1) that images are normalised with, one for each channel of an image.
     """
 
     classes: Classes
@@ -49,15 +52,19 @@ class InputSpec:
     longest_side: int | None = None
     mean: tuple[float, ...] = IMAGENET_MEAN
     std: tuple[float, ...] = IMAGENET_STD
-    bands: int = 3
 
     def __post_init__(self) -> None:
         check_void_values(self.void_values)
         side = self.longest_side
         if side is not None and (type(side) is not int or side < 1):
             raise InputError(f"longest_side is {side!r}; give a number of pixels")
-        if not len(self.mean) == len(self.std) == self.bands:
-            raise InputError(f"mean and std have {len(self.mean)} and {len(self.std)} values for {self.bands} bands")
+        if not len(self.mean) == len(self.std) > 0:
+            raise InputError(f"mean and std have {len(self.mean)} and {len(self.std)} values; give one per channel")
+
+    @property
+    def channels(self) -> int:
+        """Channels of an image."""
+        return len(self.mean)
 
 
 class Head(nn.Module):
@@ -111,6 +118,41 @@ def head_trait(head: Any, name: str) -> Any:
     """An attribute of a head or its class, as `Head` explains it; other modules have the default, or None."""
     known = issubclass(head if inspect.isclass(head) else type(head), Head | MessagePassing)
     return getattr(head if known else Head, name, getattr(Head, name, None))
+
+
+@register("neck", "separable")
+class Neck(nn.Module):
+    """A projection and separable filters, between a backbone and a head.
+
+        features (B, r, h, w) ─ 1×1, norm, ReLU ─ [5×5 depthwise, 1×1, residual] × filters ─ head
+
+    The filters sharpen what interpolation and large cells have blurred. Feature caches hold the map before the neck.
+
+    >>> Neck(40, width=16, filters=1)(torch.randn(2, 40, 6, 7)).shape
+    torch.Size([2, 16, 6, 7])
+
+    Args:
+        in_channels: r, channels of the backbone's map.
+        width: Channels of the result; null for those of the backbone, without a projection.
+        filters: How many separable 5×5 filters.
+    """
+
+    def __init__(self, in_channels: int, width: int | None = None, filters: int = 0) -> None:
+        super().__init__()
+        if type(filters) is not int or filters < 0:
+            raise InputError(f"a neck's filters must be a whole number from 0, not {filters!r}")
+        self.project = None if width is None else ConvolutionNorm(in_channels, positive_integer("width", width))
+        self.channels = width or in_channels
+        self.filters = nn.Sequential(
+            *(InvertedResidual(self.channels, self.channels, NECK_KERNEL, residual=True) for _ in range(filters))
+        )
+
+    def forward(self, features: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Maps (B, r, h, w) to (B, width, h, w); nodes outside the mask (B, h, w) are zero to every filter."""
+        x = features if self.project is None else functional.relu(self.project(zero_padding(features, mask)))
+        for block in self.filters:
+            x = block(zero_padding(x, mask))
+        return x
 
 
 class SegmentationModel(nn.Module):
@@ -203,7 +245,7 @@ class SegmentationModel(nn.Module):
                 raise InputError(f"the head has {head.num_classes} classes, the model {num_classes}; give it as many")
             return head
         source: Any = self._first_backbone if self.neck is None else self.neck
-        channels = level_channels(source, self._levels) if self._levels else source.channels
+        channels = level_channels(source, self._levels, self.input.channels) if self._levels else source.channels
         given = {"in_channels": channels, "num_classes": num_classes, "feature_stride": self.feature_stride}
         built: nn.Module = build("head", head, path="head", **given)
         return built
@@ -305,9 +347,9 @@ class SegmentationModel(nn.Module):
 
     def normalise(self, images: Tensor) -> Tensor:
         """Checked images, normalised for the backbone."""
-        bands = self.input.bands
-        if images.ndim != 4 or images.shape[1] != bands:
-            raise InputError(f"images have shape {tuple(images.shape)}; give RGB as (batch, {bands}, height, width)")
+        channels = self.input.channels
+        if images.ndim != 4 or images.shape[1] != channels:
+            raise InputError(f"images have shape {tuple(images.shape)}; give (batch, {channels}, height, width)")
         if 0 in images.shape[2:]:
             raise InputError(f"images have shape {tuple(images.shape)}, without a pixel; give at least one")
         if not images.is_floating_point():
@@ -400,12 +442,12 @@ def _factor_types(head: Any, spec: Any) -> tuple[str, ...]:
     return names
 
 
-def level_channels(backbone: Backbone, strides: Sequence[int]) -> list[int]:
+def level_channels(backbone: Backbone, strides: Sequence[int], channels: int) -> list[int]:
     """Channels of a backbone's levels, read from the maps of an empty image."""
     module: Any = backbone
     training, last = module.training, strides[-1]
     with torch.no_grad():
-        maps = level_maps(module.eval(), torch.zeros(1, 3, last, last))
+        maps = level_maps(module.eval(), torch.zeros(1, channels, last, last))
     module.train(training)
     found, wanted = [level.shape[2] for level in maps], [last // stride for stride in strides]
     if found != wanted:

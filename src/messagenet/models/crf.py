@@ -35,7 +35,6 @@ from messagenet.data.classes import VOID
 from messagenet.errors import InputError, nearest
 from messagenet.geometry import Features
 from messagenet.graph import GridGraph, Offset, Relation, Window, window
-from messagenet.graph.factor_graph import FactorGroup
 from messagenet.graph.grid import EdgeBlock, GridFactorGraph, mirrors
 from messagenet.graph.relations import PAPER_RELATIONS
 from messagenet.inference import BeliefPropagation, MeanField
@@ -64,8 +63,8 @@ class CRFHead(Head):
     Args:
         in_channels, num_classes: r, channels of the feature map, and K.
         relations: Which pairs of nodes have a potential.
-        hidden: Hidden units of every network.
         neighbours: "lattice" for 24 neighbours of a node spread over each range box, "all" for the whole box.
+        hidden: Hidden units of every network.
         inference: "mean_field" or "belief_propagation"; choose the latter if training used its marginals.
         inference_iterations: Of that.
         pairwise_scale: s, for prediction; training has s = 1.
@@ -82,8 +81,8 @@ class CRFHead(Head):
         num_classes: int,
         relations: Sequence[Relation] = PAPER_RELATIONS,
         *,
-        hidden: int = 256,
         neighbours: Neighbours = "lattice",
+        hidden: int = 256,
         inference: Inference = "mean_field",
         inference_iterations: int = 3,
         pairwise_scale: float = 1.0,
@@ -338,20 +337,12 @@ def grid_of_offsets(height: int, width: int, offsets: tuple[Offset, ...], num_cl
     >>> [block.shape for block in grid_of_offsets(3, 4, ((0, 1), (-1, 2)), 5).blocks]
     [(3, 3), (2, 2)]
     """
-    grid = GridGraph(height, width)
-    nodes = torch.arange(grid.nodes).view(height, width)
     blocks = []
-    groups = [FactorGroup((num_classes,), nodes.view(-1, 1), nodes.flatten())]
-    first = grid.nodes
     for offset in offsets:
         w = window((height, width), offset)
         assert w is not None, "an offset that leaves the map has no pairs"
-        block = EdgeBlock("", offset, w.receivers[1:], w.senders[1:])
-        scopes = torch.stack([nodes[block.first].flatten(), nodes[block.second].flatten()], 1)
-        groups.append(FactorGroup((num_classes,) * 2, scopes, torch.arange(first, first + len(block))))
-        blocks.append(block)
-        first += len(block)
-    return GridFactorGraph(torch.full((grid.nodes,), num_classes), tuple(groups), grid, tuple(blocks))
+        blocks.append(EdgeBlock("", offset, w.receivers[1:], w.senders[1:]))
+    return GridFactorGraph.from_edges(GridGraph(height, width), blocks, num_classes)
 
 
 def both_present(present: Tensor, w: Window) -> Tensor:

@@ -33,7 +33,6 @@ INPUT = {
     "longest_side": int | None,
     "mean": tuple[float, ...],
     "std": tuple[float, ...],
-    "bands": int,
 }
 
 

@@ -87,14 +87,6 @@ class PredictedFiles:
         """All files written."""
         return [file for files in self.written.values() for file in files]
 
-    def by_output(self, image: str | Path) -> dict[str, Path]:
-        """The files of an image by output ("mask", …)."""
-        path = Path(image)
-        if path not in self.written:
-            raise InputError(self.failed.get(path, f"{image} was not predicted; give one of `written`"))
-        made = (output for output in OUTPUTS if output in self.outputs)
-        return dict(zip(made, self.written[path], strict=True))
-
     def add(self, result: ImageResult) -> None:
         """Records the result of one image."""
         if result.error is not None:

@@ -97,13 +97,14 @@ class PredictOptions:
     """
 
     flip: bool = False
-    scales: tuple[float, ...] = (1.0,)
+    scales: Sequence[float] = (1.0,)
     tile: int = 1024
     overlap: int | None = None
     longest_side: int | None = None
     refine: Refinement | None = None
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "scales", tuple(self.scales))
         if not self.scales or not all(0 < scale <= 16 for scale in self.scales):
             raise InputError(f"scales are {self.scales}; give factors above 0 and up to 16, such as 0.75, 1, 1.25")
         if self.tile < 64 or not 0 <= self.tile_overlap <= self.tile // 2:
@@ -150,11 +151,11 @@ class Predictor:
         Args:
             image: RGB bytes (H, W, 3), a PIL image, or a file.
         """
-        return np.concatenate([most_probable(strip) for strip in self._strips(as_array(image))])
+        return np.concatenate([most_probable(strip) for strip in self._strips(self.as_array(image))])
 
     def marginals(self, image: AnyImage) -> Tensor:
         """P(y | x) at every pixel, (K, H, W), of an image as for `labels`."""
-        return torch.cat([torch.softmax(strip, 0) for strip in self._strips(as_array(image))], 1)
+        return torch.cat([torch.softmax(strip, 0) for strip in self._strips(self.as_array(image))], 1)
 
     def _strips(self, image: ImageArray) -> Iterator[Tensor]:
         (nodes,) = self.node_logits([image])
@@ -166,7 +167,7 @@ class Predictor:
 
         `forward`, if given, is called with the model's inputs (B, 3, H', W') in place of the model.
         """
-        pixels = torch.from_numpy(np.stack([check_image(image) for image in images])).permute(0, 3, 1, 2)
+        pixels = self.stack(images)
         views = [
             self._view(pixels, scale, flip, forward or self.forward)
             for scale in self._scales(max(pixels.shape[2:]))
@@ -184,8 +185,7 @@ class Predictor:
             raise InputError("features are those of one view of an image; predict with one scale and without flip")
         (scale,) = self._scales(max(size))
         reduced = scaled_size(size, scale)
-        logits = self.model.forward_head(features, size=reduced).float()
-        return _mean_of_views([View(scale, self._on_image_grid(logits, size, reduced))])
+        return self.on_image_grid(self.model.forward_head(features, size=reduced).float(), size, reduced)
 
     def pixel_logits(self, nodes: Tensor, size: tuple[int, int], image: ImageArray | None = None) -> Iterator[Tensor]:
         """Logits (K, rows, W) of successive strips of pixels, from an image's node logits (K, h, w).
@@ -210,27 +210,26 @@ class Predictor:
     def _scales(self, longest_side: int) -> list[float]:
         return [self._reduction(longest_side) * scale for scale in self.options.scales]
 
-    def _view(self, pixels: Tensor, scale: float, flip: bool, forward: Forward) -> View:
+    def _view(self, pixels: Tensor, scale: float, flip: bool, forward: Forward) -> Tensor:
         """Logits of one view of images (B, 3, H, W), at the nodes of the images themselves."""
-        size = (pixels.shape[2], pixels.shape[3])
-        if scale != 1:
-            pixels = resize(pixels, scaled_size(size, scale))
+        size, options = _image_size(pixels), self.options
+        pixels = resize(pixels, scaled_size(size, scale))
         if flip:
             pixels = pixels.flip(3)
-        options = self.options
-        if max(pixels.shape[2:]) > options.tile:
-            stride = self.model.output_stride
-            logits = join_tiles(pixels, self._as_input(forward), options.tile, options.tile_overlap, stride)
-        else:
-            logits = self._as_input(forward)(pixels)
-        if scale != 1 or flip:
-            logits = self._on_image_grid(logits, size, (pixels.shape[2], pixels.shape[3]), flip)
-        return View(scale, logits)
 
-    def _on_image_grid(
+        def piece(pixels: Tensor) -> Tensor:
+            return forward(self.as_input(pixels)).float()
+
+        if max(pixels.shape[2:]) > options.tile:
+            logits = join_tiles(pixels, piece, options.tile, options.tile_overlap, self.model.output_stride)
+        else:
+            logits = piece(pixels)
+        return self.on_image_grid(logits, size, _image_size(pixels), flip)
+
+    def on_image_grid(
         self, logits: Tensor, size: tuple[int, int], viewed: tuple[int, int], flip: bool = False
     ) -> Tensor:
-        """Logits of a view of `viewed` pixels at the nodes of its image of `size` pixels."""
+        """Logits (B, K, h, w) of a view of `viewed` pixels at the nodes of its image of `size` pixels."""
         if size == viewed and not flip:
             return logits
         stride = self.model.output_stride
@@ -239,21 +238,42 @@ class Predictor:
         rows, columns = rows * (viewed[0] / size[0]), columns * (viewed[1] / size[1])
         return bilinear_sample(logits, pixel_to_node(rows, stride), pixel_to_node(columns, stride))
 
-    def _as_input(self, forward: Forward) -> Forward:
-        """`forward` for pixels in 0..255, on the device and in the dtype of the model."""
+    def as_array(self, image: AnyImage) -> ImageArray:
+        """Bytes (H, W, C) of an image: an array, PIL image or file; RGB, or the channels that the model is for."""
+        if isinstance(image, str | Path):
+            image = read_image(image)
+        elif isinstance(image, Image.Image):
+            image = to_rgb(ImageOps.exif_transpose(image), "the image")
+        channels = self.model.input.channels
+        if (
+            not isinstance(image, np.ndarray)
+            or image.ndim != 3
+            or image.shape[2] != channels
+            or image.dtype != np.uint8
+        ):
+            kind = "RGB bytes" if channels == 3 else "bytes"
+            given = f"{image.dtype} {tuple(image.shape)}" if hasattr(image, "shape") else type(image).__name__
+            raise InputError(f"an image must be {kind} (height, width, {channels}), a PIL image or a file, not {given}")
+        if image.size == 0:
+            raise InputError(f"an image of {image.shape[1]}x{image.shape[0]} has no pixel; give at least one")
+        return image
+
+    def stack(self, images: Sequence[ImageArray]) -> Tensor:
+        """Images of one size, (H, W, C) each, as (B, C, H, W)."""
+        return torch.from_numpy(np.stack([self.as_array(image) for image in images])).permute(0, 3, 1, 2)
+
+    def as_input(self, pixels: Tensor) -> Tensor:
+        """Pixels in 0..255 as the model takes them: in 0..1, on its device and in its dtype."""
         parameter = next(self.model.parameters())
-
-        def call(pixels: Tensor) -> Tensor:
-            return forward(pixels.to(parameter.device).to(parameter.dtype) / 255).float()
-
-        return call
+        return pixels.to(parameter.device).to(parameter.dtype) / 255
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits at the nodes, (B, K, h, w), of images in 0..1, (B, 3, H, W), by the fused model where it applies."""
-        logits: Tensor = self._fastest(images.device)(images)
+        logits: Tensor = self.fastest(images.device)(images)
         return logits
 
-    def _fastest(self, device: torch.device) -> SegmentationModel:
+    def fastest(self, device: torch.device) -> SegmentationModel:
+        """The model, with fused convolutions where they apply: on a CPU, in inference mode."""
         if device.type != "cpu" or torch.is_autocast_enabled("cpu") or torch.is_grad_enabled():
             return self.model
         state = _state(self.model.backbones) + _state(self.model.neck or nn.Identity())
@@ -266,19 +286,11 @@ class Predictor:
         return {**self.__dict__, "_fused": None, "_fused_state": ()}
 
 
-@dataclass(frozen=True)
-class View:
-    """Logits (B, K, h, w) of images at a scale, at the nodes of the images themselves."""
-
-    scale: float
-    logits: Tensor
-
-
-def _mean_of_views(views: Sequence[View]) -> Tensor:
-    """Logits of the mean of the views' marginals; a single unscaled view is returned as it is."""
-    if len(views) == 1 and views[0].scale == 1:
-        return views[0].logits
-    marginals = torch.stack([torch.softmax(view.logits, 1) for view in views])
+def _mean_of_views(views: Sequence[Tensor]) -> Tensor:
+    """Logits of the mean of the views' marginals; a single view is returned as it is."""
+    if len(views) == 1:
+        return views[0]
+    marginals = torch.stack([torch.softmax(logits, 1) for logits in views])
     return marginals.mean(0).clamp(min=1e-12).log()
 
 
@@ -298,27 +310,14 @@ def most_probable(values: Tensor) -> npt.NDArray[np.uint8]:
     return found
 
 
-def as_array(image: AnyImage) -> ImageArray:
-    """RGB bytes (H, W, 3) of an image: an array, a PIL image, or a file."""
-    if isinstance(image, str | Path):
-        return read_image(image)
-    if isinstance(image, Image.Image):
-        return to_rgb(ImageOps.exif_transpose(image), "the image")
-    return check_image(image)
-
-
-def check_image(image: ImageArray) -> ImageArray:
-    """The image, if it is RGB bytes."""
-    if not isinstance(image, np.ndarray) or image.ndim != 3 or image.shape[2] != 3 or image.dtype != np.uint8:
-        given = f"{image.dtype} {tuple(image.shape)}" if hasattr(image, "shape") else type(image).__name__
-        raise InputError(f"an image must be RGB bytes (height, width, 3), a PIL image or a file, not {given}")
-    if image.size == 0:
-        raise InputError(f"an image of {image.shape[1]}x{image.shape[0]} has no pixel; give at least one")
-    return image
+def _image_size(images: Tensor) -> tuple[int, int]:
+    return images.shape[2], images.shape[3]
 
 
 def resize(pixels: Tensor, size: tuple[int, int]) -> Tensor:
     """Images (B, 3, H, W) in 0..255 at another size, bilinear, smoothed where they shrink, as bytes."""
+    if size == _image_size(pixels):
+        return pixels
     shrinks = size[0] < pixels.shape[2]
     resized = functional.interpolate(pixels.float(), size, mode="bilinear", antialias=shrinks)
     return resized.round().clamp(0, 255).to(torch.uint8)

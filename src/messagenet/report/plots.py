@@ -34,7 +34,7 @@ def class_iou_plot(scores: Scores | Mapping[str, Scores]) -> Figure:
     methods = by_method(scores)
     names = [escape_dollars(name) for name in shared_classes(methods)]
     thickness = 0.8 / len(methods)
-    figure, axes = _figure(4.2, max(2.2, (0.15 * len(methods) + 0.13) * len(names) + 0.8))
+    figure, axes = new_figure(4.2, max(2.2, (0.15 * len(methods) + 0.13) * len(names) + 0.8))
     rows = np.arange(len(names))
     for index, (name, each) in enumerate(methods.items()):
         values = [0.0 if iou is None else 100 * iou for iou in each.class_iou]
@@ -61,7 +61,7 @@ def trimap_plot(scores: Scores | Mapping[str, Scores]) -> Figure:
     methods = by_method(scores)
     if not any(each.bands for each in methods.values()):
         raise InputError("no method has trimap bands to plot; evaluate with widths such as 1, 2, 4, 8")
-    figure, axes = _figure(4.2, 3.2)
+    figure, axes = new_figure(4.2, 3.2)
     for (name, each), colour in zip(methods.items(), cycle(SERIES), strict=False):
         widths = [band.width for band in each.bands]
         values = [np.nan if band.mean_iou is None else 100 * band.mean_iou for band in each.bands]
@@ -82,7 +82,7 @@ def reliability_plot(scores: Scores | Mapping[str, Scores]) -> Figure:
     methods = by_method(scores)
     if all(each.reliability is None for each in methods.values()):
         raise InputError("no method has marginals, so there is no reliability to plot; score with marginals")
-    figure, axes = _figure(4.2, 3.9)
+    figure, axes = new_figure(4.2, 3.9)
     axes.plot([0, 1], [0, 1], color=INK, alpha=0.4, linewidth=1, linestyle=(0, (4, 3)))
     for (name, each), colour in zip(methods.items(), cycle(SERIES), strict=False):
         if (histogram := each.reliability) is None:
@@ -110,7 +110,7 @@ def confusion_plot(scores: Scores) -> Figure:
     shares = ratio(scores.matrix, np.broadcast_to(scores.matrix.sum(axis=1, keepdims=True), (size, size)))
     annotated = size <= MAX_ANNOTATED_CLASSES
     side = min(14.0, 1.1 + (0.34 if annotated else 0.26) * size)
-    figure, axes = _figure(side + (0.2 if annotated else 0.8), side)
+    figure, axes = new_figure(side + (0.2 if annotated else 0.8), side)
     ramp = LinearSegmentedColormap.from_list("quiet", ["#f3f6fa", "#8fbcdb", "#08519c"])
     mesh = axes.pcolormesh(shares, cmap=ramp, vmin=0, vmax=1, edgecolors="white", linewidth=0.5)
     ticks = np.arange(size) + 0.5
@@ -161,7 +161,8 @@ def escape_dollars(text: str) -> str:
     return text.replace("$", r"\$")
 
 
-def _figure(width: float, height: float) -> tuple[Figure, Axes]:
+def new_figure(width: float, height: float) -> tuple[Figure, Axes]:
+    """An empty figure of so many inches, with a quiet grid."""
     from matplotlib.figure import Figure as NewFigure
 
     figure = NewFigure(figsize=(width, height), layout="constrained")

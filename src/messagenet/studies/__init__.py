@@ -2,6 +2,6 @@
 
 from messagenet.studies.run import compare
 from messagenet.studies.study import Study, read_study
-from messagenet.studies.tables import RunResult, StudyCallback, results_table
+from messagenet.studies.tables import RunResult, results_table
 
-__all__ = ["RunResult", "Study", "StudyCallback", "compare", "read_study", "results_table"]
+__all__ = ["RunResult", "Study", "compare", "read_study", "results_table"]

@@ -3,6 +3,7 @@
     out/comparison.md, .json, .csv      the table
     out/contrasts.md                    differences between chosen systems, if any were chosen
     out/iou.png, cost.png               the plots
+    out/options.json                    how every system predicts
     out/SYSTEM/seed-S/run/              a training run (see `messagenet.training`)
     out/SYSTEM/seed-S/model/            the model that was scored, after tuning
     out/SYSTEM/seed-S/scores.json       everything that was counted on the scored images
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
@@ -26,7 +27,7 @@ from messagenet.errors import InputError, nearest, write_atomically
 from messagenet.evaluation import Evaluator, Scores
 from messagenet.models import SegmentationModel
 from messagenet.models.controls import parameter_count
-from messagenet.prediction import Predictor, score
+from messagenet.prediction import PredictOptions, Predictor, score
 from messagenet.settings import KIND
 from messagenet.studies.cost import BackboneUse, Cost, component_modules, measure_in_subprocess
 from messagenet.studies.study import Study
@@ -38,7 +39,7 @@ from messagenet.studies.tables import (
     write_plots,
     write_tables,
 )
-from messagenet.training import DataSets, TrainCallback, TrainConfig, load_config, override, train, tune
+from messagenet.training import DataSets, TrainCallback, TrainConfig, load_config, override, run_training, tune
 from messagenet.training.batches import default_workers
 from messagenet.training.build import build_model, open_sets
 from messagenet.training.config import config_text
@@ -60,6 +61,7 @@ def compare(
     held_out: int = Study.held_out,
     contrasts: Sequence[tuple[str, str]] = (),
     data: DataSets | None = None,
+    options: PredictOptions | None = None,
     callback: StudyCallback | None = None,
 ) -> list[RunResult]:
     """Trains and scores every system with every seed, and writes the table and the plots.
@@ -74,9 +76,11 @@ def compare(
         held_out: Training images to tune on.
         contrasts: Pairs of systems, by name or label, whose differences to list.
         data: Data sets of one's own, instead of those that `config.data` names.
+        options: How to predict, in tuning and scoring.
         callback: What follows the comparison.
     """
     found, out, callback = find_systems(systems), Path(out), callback or StudyCallback()
+    options = options or PredictOptions()
     if not seeds or len(set(seeds)) < len(seeds):
         raise InputError(f"seeds are {list(seeds)}; give one or more, each once")
     pairs = [(_name_of(found, base), _name_of(found, other)) for base, other in contrasts]
@@ -88,7 +92,9 @@ def compare(
     check_systems(found, shared, sets.train.classes)
     parts = _hold_out(sets, held_out)
     _check_same(out / "config.yaml", shared)
+    _check_same_options(out / "options.json", options)
     write_atomically(out / "config.yaml", config_text(shared).encode())
+    write_atomically(out / "options.json", _options_text(options).encode())
     jobs = [(system, seed) for seed in seeds for system in found]
     results: list[RunResult] = []
     for index, (system, seed) in enumerate(jobs, start=1):
@@ -101,7 +107,7 @@ def compare(
             known = [*results, *_others(out, jobs)]
             cost = next((each.cost for each in known if each.system == system.name), None)
             config = configs[system.name, seed]
-            result = _train_and_score(system, seed, config, folder, parts, follow, callback, cost)
+            result = _train_and_score(system, seed, config, folder, parts, options, follow, callback, cost)
             result.save(folder / RESULT)
         results.append(result)
         callback.done(index, len(jobs), result)
@@ -232,27 +238,37 @@ def _check_same(path: Path, config: TrainConfig) -> None:
         raise InputError(f"{path.parent} was made with other settings; give the same, or another folder")
 
 
+def _options_text(options: PredictOptions) -> str:
+    return json.dumps(asdict(options), indent=2) + "\n"
+
+
+def _check_same_options(path: Path, options: PredictOptions) -> None:
+    if path.is_file() and path.read_text() != _options_text(options):
+        raise InputError(f"{path.parent} was scored with other options; give those of {path.name}, or another folder")
+
+
 def _train_and_score(
     system: System,
     seed: int,
     config: TrainConfig,
     folder: Path,
     parts: tuple[DataSets, SegmentationData],
+    options: PredictOptions,
     follow: TrainCallback | None,
     callback: StudyCallback,
     cost: Cost | None,
 ) -> RunResult:
     sets, held_out = parts
     unscored = DataSets(sets.train, None)  # scored once, below
-    run = train(config, folder / "run", resume=True, progress=follow, data=unscored)
+    run = run_training(config, folder / "run", resume=True, progress=follow, data=unscored)
     if run.interrupted:
         raise KeyboardInterrupt
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = SegmentationModel.from_pretrained(run.folder / "last").to(device)
-    tuned = tune(model, held_out)
+    tuned = tune(model, held_out, options=options)
     model.save(folder / "model")
     assert sets.val is not None
-    scores = _scores(model, sets.val, config, callback)
+    scores = _scores(model, sets.val, config, options, callback)
     write_atomically(folder / "scores.json", (json.dumps(scores.to_dict(), indent=2) + "\n").encode())
     height, width = sets.train[0].image.shape[:2]
     if config.augment.crop is not None:
@@ -278,10 +294,16 @@ def _train_and_score(
     )
 
 
-def _scores(model: SegmentationModel, data: SegmentationData, config: TrainConfig, callback: StudyCallback) -> Scores:
+def _scores(
+    model: SegmentationModel,
+    data: SegmentationData,
+    config: TrainConfig,
+    options: PredictOptions,
+    callback: StudyCallback,
+) -> Scores:
     """Scores of a model, from cached features if it was trained on them and needs no images."""
-    if not config.run.cache_features or "prediction" in model.needs_images:
-        return score(Predictor(model), data)
+    if not config.run.cache_features or "prediction" in model.needs_images or options != PredictOptions():
+        return score(Predictor(model, options), data)
     assert config.run.cache_folder is not None, "all systems share one"
     cache = scoring_cache(model, data, Path(config.run.cache_folder), config)
     workers = default_workers(1) if config.run.workers is None else config.run.workers

@@ -25,7 +25,7 @@ from rich.text import Text
 from messagenet.errors import InputError, write_atomically
 from messagenet.evaluation import Scores
 from messagenet.evaluation.confusion import SIZE_LIMITS
-from messagenet.report.plots import INK, SERIES, escape_dollars, figure_png
+from messagenet.report.plots import INK, SERIES, escape_dollars, figure_png, new_figure
 from messagenet.studies.cost import Cost
 from messagenet.training import Bar, TrainCallback
 from messagenet.training.systems import System
@@ -306,33 +306,25 @@ def write_contrasts(pairs: Iterable[tuple[str, str]], results: Sequence[RunResul
 
 def iou_plot(results: Sequence[RunResult]) -> Figure:
     """Mean IoU of every system with its spread; a small dot is a seed."""
-    from matplotlib.figure import Figure as NewFigure
-
     found = table_rows(results)
-    figure = NewFigure(figsize=(6.4, 1.0 + 0.3 * len(found)), layout="constrained")
-    axes = figure.add_subplot()
+    figure, axes = new_figure(6.4, 1.0 + 0.3 * len(found))
     for position, row in enumerate(found):
         spread = None if row.spread is None else 100 * row.spread
         style: dict[str, Any] = {"color": _colour(row), "markersize": 8, "capsize": 3}
         axes.errorbar(100 * row.mean_iou, position, xerr=spread, fmt="o", **style)
         seeds = [100 * result.mean_iou for result in results if result.system == row.system]
         axes.plot(seeds, [position] * len(seeds), ".", color=INK, markersize=3)
-    axes.set_yticks(range(len(found)), [escape_dollars(row.label) for row in found], fontsize=8.5)
+    axes.set_yticks(range(len(found)), [escape_dollars(row.label) for row in found])
     axes.set_ylim(len(found) - 0.5, -0.5)
-    axes.set_xlabel("mean IoU, %", fontsize=9)
-    axes.grid(axis="both", color=INK, alpha=0.12, linewidth=0.7)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
+    axes.set_xlabel("mean IoU, %")
     return figure
 
 
 def cost_plot(results: Sequence[RunResult]) -> Figure:
     """Mean IoU against seconds of training; the list beside the plot explains the indices of its points."""
-    from matplotlib.figure import Figure as NewFigure
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-    figure = NewFigure(figsize=(8.6, 4.2), layout="constrained")
-    axes = figure.add_subplot()
+    figure, axes = new_figure(8.6, 4.2)
     for index, row in enumerate(table_rows(results), start=1):
         point = (max(row.train_seconds, 1e-3), 100 * row.mean_iou)
         axes.plot(*point, "o", color=_colour(row), label=f"{index}  {escape_dollars(row.label)}")
@@ -342,10 +334,8 @@ def cost_plot(results: Sequence[RunResult]) -> Figure:
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda seconds, _: f"{seconds:g}"))
     axes.margins(x=0.1)
-    axes.set_xlabel("seconds of training", fontsize=9)
-    axes.set_ylabel("mean IoU, %", fontsize=9)
-    axes.grid(color=INK, alpha=0.12, linewidth=0.7)
-    axes.spines[["top", "right"]].set_visible(False)
+    axes.set_xlabel("seconds of training")
+    axes.set_ylabel("mean IoU, %")
     axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False, fontsize=8, handlelength=0.8)
     return figure
 

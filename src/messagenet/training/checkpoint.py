@@ -94,35 +94,16 @@ def _flush(path: Path) -> None:
         os.close(descriptor)
 
 
-class RunFolder(NamedTuple):
+class RunFolder:
     """The folder of a run, and what lies where in it."""
 
-    root: Path
-
-    @property
-    def config(self) -> Path:
-        """Every setting."""
-        return self.root / "config.yaml"
-
-    @property
-    def checkpoints(self) -> Path:
-        """What resuming needs."""
-        return self.root / "checkpoint"
-
-    @property
-    def last(self) -> Path:
-        """The model at the last checkpoint."""
-        return self.root / "last"
-
-    @property
-    def best(self) -> Path:
-        """The model with the best score."""
-        return self.root / "best"
-
-    @property
-    def features(self) -> Path:
-        """Cached features, unless `run.cache_folder` says otherwise."""
-        return self.root / "features"
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.config = root / "config.yaml"  # every setting
+        self.checkpoints = root / "checkpoint"  # what resuming needs
+        self.last = root / "last"  # the model at the last checkpoint
+        self.best = root / "best"  # the model with the best score
+        self.features = root / "features"  # cached features, unless `run.cache_folder` says otherwise
 
 
 FREE = ("run.workers", "run.log_every", "run.checkpoint_every", "run.cache_folder", "run.batch_size", "run.accumulate")

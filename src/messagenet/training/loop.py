@@ -167,7 +167,7 @@ class Interrupt:
         self._before = {}
 
 
-def train(
+def run_training(
     config: TrainConfig,
     out: str | Path,
     *,

@@ -18,12 +18,13 @@ from accelerate import Accelerator  # type: ignore[import-untyped]
 from torch import Tensor
 
 from messagenet.data import Sample, SegmentationData
+from messagenet.data.images import ImageArray
 from messagenet.errors import InputError
 from messagenet.evaluation import Confusion, iou_per_class, mean_iou, pixel_accuracy
 from messagenet.geometry import Features
 from messagenet.models import SegmentationModel
 from messagenet.models.base import head_trait
-from messagenet.prediction import Predictor
+from messagenet.prediction import PredictOptions, Predictor
 from messagenet.prediction.predictor import most_probable
 from messagenet.prediction.scoring import require_same_classes
 from messagenet.training.batches import make_loader, only
@@ -83,8 +84,8 @@ class Validation:
                 yield _labels(predictor, nodes, size), entry.target.numpy()
 
 
-def _labels(predictor: Predictor, nodes: Tensor, size: tuple[int, ...]) -> Any:
-    strips = predictor.pixel_logits(nodes, (size[0], size[1]))
+def _labels(predictor: Predictor, nodes: Tensor, size: tuple[int, ...], image: ImageArray | None = None) -> Any:
+    strips = predictor.pixel_logits(nodes, (size[0], size[1]), image)
     return np.concatenate([most_probable(strip) for strip in strips])
 
 
@@ -126,6 +127,7 @@ def tune(
     data: SegmentationData,
     candidates: Mapping[str, Sequence[float]] | None = None,
     *,
+    options: PredictOptions | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[TuneResult]:
     """Sets the model to its best values, if it has any to tune; returns all results, best first, the earlier of equals.
@@ -134,6 +136,7 @@ def tune(
         model: The model; it is put into evaluation mode.
         data: Held-out images with masks.
         candidates: Values to try for each setting. Default: those of `model.head.tunable`.
+        options: How to predict.
         progress: Called with (images done, images in all).
     """
     candidates = head_trait(model.head, "tunable") if candidates is None else candidates
@@ -144,7 +147,7 @@ def tune(
         raise InputError("there are no held-out images to tune on; give at least one")
     grid = [dict(zip(candidates, values, strict=True)) for values in product(*candidates.values())]
     confusions = [Confusion(data.classes.num_classes) for _ in grid]
-    predictor = Predictor(model)
+    predictor = Predictor(model, options)
     for done, sample in enumerate(data, start=1):
         if sample.mask is None:
             raise InputError(f"{sample.name} has no mask to tune with; use a split with masks")
@@ -152,7 +155,7 @@ def tune(
         for values, confusion in zip(grid, confusions, strict=True):
             model.set_tunable(**values)
             (nodes,) = predictor.node_logits([sample.image], forward=replay.restart())
-            confusion.update(_labels(predictor, nodes, sample.mask.shape), sample.mask)
+            confusion.update(_labels(predictor, nodes, sample.mask.shape, sample.image), sample.mask)
         if progress:
             progress(done, len(data))
     found = [TuneResult(values, mean_iou(each.matrix)) for values, each in zip(grid, confusions, strict=True)]

@@ -141,7 +141,7 @@ export function createSession(store, api, status) {
         const own = modelShown(state)?.stride ?? stride;
         const reduced =
           stride > 1.01 * own
-            ? `, reduced by a factor of ${(stride / own).toFixed(1)} to fit its messages into memory`
+            ? `, reduced by a factor of ${(stride / own).toFixed(1)} for the model`
             : "";
         status.show(
           `${width} × ${height} pixels, ${columns} × ${rows} nodes${reduced}, ${duration(milliseconds)}`,

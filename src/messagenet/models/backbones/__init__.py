@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from messagenet.errors import InputError, nearest
-from messagenet.models.backbones.base import IMAGENET_MEAN, IMAGENET_STD, Backbone
+from messagenet.models.backbones.base import IMAGENET_STD, Backbone
 from messagenet.models.backbones.efficientnet_lite import EfficientNetLite, EfficientNetLite0, load_efficientnet_lite
 from messagenet.models.backbones.fused import fused
 from messagenet.models.backbones.hand_crafted import HandCrafted
@@ -23,7 +23,6 @@ from messagenet.models.backbones.vgg16 import VGG16, load_vgg16
 from messagenet.settings import KIND, Spec, component, find, kinds
 
 __all__ = [
-    "IMAGENET_MEAN",
     "IMAGENET_STD",
     "VGG16",
     "Backbone",

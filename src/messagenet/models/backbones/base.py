@@ -21,8 +21,7 @@ from torch import Tensor, nn
 
 from messagenet.errors import InputError
 
-IMAGENET_MEAN = (0.485, 0.456, 0.406)  # of red, green and blue in 0..1; images arrive normalised with it
-IMAGENET_STD = (0.229, 0.224, 0.225)
+IMAGENET_STD = (0.229, 0.224, 0.225)  # of red, green and blue in 0..1
 
 
 class Backbone(Protocol):

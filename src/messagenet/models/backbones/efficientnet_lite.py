@@ -36,8 +36,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from messagenet.data.images import IMAGENET_MEAN
 from messagenet.errors import InputError
-from messagenet.models.backbones.base import IMAGENET_MEAN, IMAGENET_STD, fill, positive_integer, read_state_dict
+from messagenet.models.backbones.base import IMAGENET_STD, fill, positive_integer, read_state_dict
 from messagenet.settings import register
 
 
