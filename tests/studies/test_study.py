@@ -60,5 +60,5 @@ def test_bad_studies_are_refused(tmp_path: Path, text: str, words: str) -> None:
 def test_every_system_of_a_published_study_can_be_built(path: Path) -> None:
     read = read_study(path)
     assert read.preset is not None
-    shared = override(override(load_config(read.preset), read.settings), {"run.cache_features": False})
+    shared = override(load_config(read.preset), read.settings)
     check_systems(read.systems, shared, numbered_classes(7))

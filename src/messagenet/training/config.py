@@ -370,7 +370,7 @@ def parse_config(text: str, name: str = "the configuration") -> TrainConfig:
 def override(config: TrainConfig, settings: Settings) -> TrainConfig:
     """The configuration with settings replaced; the last of a name wins.
 
-    >>> override(TrainConfig(), ["run.epochs=3", "optimiser.lr=1e-4"]).optimiser.lr
+    >>> override(TrainConfig(), ["run.epochs=3", "optimiser.lr=1e-4"]).optimiser["lr"]
     0.0001
     """
     values = settings if isinstance(settings, Mapping) else dict(map(parse_setting, settings))
