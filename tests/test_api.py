@@ -40,9 +40,9 @@ def test_a_predictor_has_its_own_options(given, tmp_path):
             mn.evaluate(predictor(), "synthetic:2", **given)
 
 
-def test_a_predictor_with_options_is_taken_as_it_is(tmp_path):
+def test_a_predictor_with_options_is_taken_as_it_is():
     ready = predictor(flip=True)
-    assert as_predictor(ready, PredictOptions()) is ready
+    assert as_predictor(ready) is ready
 
 
 def torch_data(count: int = 10) -> TensorDataset:

@@ -28,7 +28,7 @@ from messagenet.message_passing import grid
 from messagenet.models import MessageNet, SegmentationModel, UnaryNet
 from messagenet.prediction import PredictOptions, Predictor
 from messagenet.settings import _REGISTRY, kinds
-from messagenet.training import preset_names
+from messagenet.training.config import preset_names
 from messagenet.training.systems import SYSTEMS
 
 
@@ -344,7 +344,7 @@ def test_all_commands_that_predict_take_the_same_options(command):
 
 def test_options_of_a_predictor_are_its_own(model):
     predictor = Predictor(SegmentationModel.from_pretrained(model), PredictOptions(flip=True))
-    with pytest.raises(InputError, match="a predictor has options of its own"):
+    with pytest.raises(InputError, match="a Predictor has its own options"):
         api.evaluate(predictor, "synthetic:1", options=PredictOptions())
     assert api.evaluate(predictor, "synthetic:1").mean_iou is not None
 

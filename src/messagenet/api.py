@@ -279,7 +279,7 @@ def format_result(graph: FactorGraph, result: Result, task: Task) -> str:
 def as_predictor(model: Model | None, options: PredictOptions | None = None, *, refine: bool = False) -> Predictor:
     """A predictor of a saved or bundled model (on the GPU if there is one), or of the model given."""
     if isinstance(model, Predictor):
-        if refine or options not in (None, PredictOptions()):
+        if refine or options is not None:
             raise InputError("a Predictor has its own options; build it with them: Predictor(model, PredictOptions(…))")
         return model
     if not isinstance(model, SegmentationModel):

@@ -97,7 +97,7 @@ def test_images_may_have_other_channels_than_three():
     model = SegmentationModel(Bands(), spec, {"kind": "unary", "hidden": 4})
     assert model.marginals(torch.rand(1, 4, 20, 30)).shape == (1, 3, 20, 30)
     assert Predictor(model, PredictOptions(longest_side=20)).labels(np.zeros((20, 30, 4), np.uint8)).shape == (20, 30)
-    with pytest.raises(InputError, match=r"must be bytes \(height, width, 4\), not uint8 \(20, 30, 3\)"):
+    with pytest.raises(InputError, match=r"must be bytes \(height, width, 4\), .* not uint8 \(20, 30, 3\)"):
         Predictor(model).labels(np.zeros((20, 30, 3), np.uint8))
     with pytest.raises(InputError, match=r"\(batch, 4, height, width\)"):
         model(torch.rand(1, 3, 20, 30))

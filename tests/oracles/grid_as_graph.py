@@ -13,8 +13,6 @@ Both heads agree up to rounding. The grid is many times faster; the graph takes 
 
 from __future__ import annotations
 
-from inspect import signature
-
 import torch
 
 from messagenet.graph import GridGraph, window
@@ -28,11 +26,9 @@ def as_graph_head(head: MessagePassing, height: int, width: int) -> tuple[GraphM
     Variables are nodes in reading order: features (r, H, W) go in as `flatten(1).T`. Batch with `batch_graphs`.
     """
     grid = GridGraph(height, width, head.relations)
-    shared = signature(GraphMessagePassing).parameters
-    options = {name: value for name, value in head.options.items() if name in shared}
     types = _factor_types(grid)
     factors = {name: factor_type for name, (factor_type, _) in types.items()}
-    graph_head = GraphMessagePassing(head.in_channels, head.num_classes, factors, **options)
+    graph_head = GraphMessagePassing(head.in_channels, head.num_classes, factors, **head.options)
     for iteration in range(len(head.estimators)):
         source, target = head.stage(iteration), graph_head.stage(iteration)
         senders = {"unary": ["unary"], **{name: relations for name, (_, relations) in types.items()}}

@@ -31,17 +31,17 @@ another number of iterations, or iterates until the beliefs have converged.
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from itertools import zip_longest
-from typing import Any, Generic, Literal, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Generic, Literal, NamedTuple, TypeVar, get_args, get_origin
 
 import torch
 from torch import Tensor, nn
 
+from messagenet import settings
 from messagenet.errors import InputError, nearest
 
 Aggregation = Literal["fixed", "sum", "mean", "sqrt"]
@@ -223,24 +223,46 @@ ContextT = TypeVar("ContextT", bound=Context)
 class IterativeHead(nn.Module, Generic[ContextT]):
     """T synchronous iterations of learned messages; a subclass implements one iteration, `step`.
 
-    The keyword-only parameters of a subclass are its options, stored in attributes of the same name.
+    Args:
+        in_channels: r, the length of a node's features.
+        hidden: Hidden units of every estimator.
+        iterations: T, the number of iterations that the head is trained for.
+        tied: One set of estimators for all iterations (a recurrent network), or one per iteration.
+        cavity: "factor" leaves a factor's own message out of its input (loopy BP); "none" does not (mean field).
+        initial: Messages before the first iteration: "zero", or "unary" for the unary factors' messages.
+        aggregation: Scale of a message: "fixed" (÷ its type's degree; on a grid, the number of offsets), "sum" (the
+            paper's), "mean", "sqrt".
     """
 
-    iterations: int
-    tied: bool
-    initial: Initial
     dependent: Any  # a literal of the subclass
     estimators: nn.ModuleList  # one set for all iterations if tied, else one per iteration
 
+    def __init__(
+        self,
+        in_channels: int,
+        *,
+        hidden: int = 256,
+        iterations: int = 1,
+        tied: bool = True,
+        cavity: CavityMode = "factor",
+        initial: Initial = "zero",
+        aggregation: Aggregation = "fixed",
+    ) -> None:
+        super().__init__()
+        self.in_channels = in_channels
+        self.hidden, self.iterations, self.tied = hidden, iterations, tied
+        self.cavity, self.initial, self.aggregation = cavity, initial, aggregation
+
     @property
     def options(self) -> dict[str, Any]:
-        """The value of every option."""
-        parameters = inspect.signature(type(self).__init__).parameters.values()
-        return {p.name: getattr(self, p.name) for p in parameters if p.kind is p.KEYWORD_ONLY}
+        """The values of all options, which are stored in attributes of the same name."""
+        structure = ("relations", "factors")
+        return {name: getattr(self, name) for name in settings.options(type(self)) if name not in structure}
 
     def check_options(self) -> None:
         """Refuses values that the annotations of the parameters do not allow; integers are at least 1."""
-        for name, hint in get_type_hints(type(self).__init__).items():
+        hints = {name: option.type for name, option in settings.options(type(self)).items()}
+        for name, hint in {"in_channels": int, **hints}.items():
             value = getattr(self, name, None)
             if get_origin(hint) is Literal and value not in get_args(hint):
                 raise InputError(f"unknown {name} {value!r}; {nearest(str(value), get_args(hint))}")

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import reduce
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -31,11 +32,8 @@ from messagenet.errors import InputError, nearest
 from messagenet.graph.typed import MessageIndex, Slots, TypedGraph
 from messagenet.message_passing.cavity_ops import DependentInput, FactorInput, OutputLayer, pass_slots
 from messagenet.message_passing.estimator import (
-    Aggregation,
     Beliefs,
-    CavityMode,
     Context,
-    Initial,
     IterativeHead,
     MessageEstimator,
     MessagePassingResult,
@@ -65,16 +63,11 @@ class GraphMessagePassing(IterativeHead["GraphContext"]):
         in_channels: r, the length of a variable's feature vector.
         num_classes: K, or one for each type of variable by name.
         factors: For each factor type its order, None for any order, or a `FactorType`; {} is a unary classifier.
-        hidden: Hidden units of every estimator.
-        iterations: T, the number of iterations that the head is trained for.
-        tied: One set of estimators for all iterations (a recurrent network), or one per iteration.
-        cavity: "factor" leaves a factor's own message out of its input (loopy BP); "none" does not (mean field).
-        initial: Messages before the first iteration: "zero", or "unary" for the unary factors' messages.
-        aggregation: Scale of a message: "fixed" (÷ the type's degree, 1 by default), "sum", "mean", "sqrt".
         dependent: How the messages of a factor's other variables enter its own: added to the hidden units, as their
             "sum", "mean" or "concat"; or, with "gate", multiplied with them.
         computed: Factor types (or "unary") whose computed messages are given with every call and corrected.
-        chunk: Slots whose hidden units exist at once; None for as many as fit the caches.
+        chunk: Slots computed at a time; None for as many as fit the caches.
+        **options: hidden, iterations, tied, cavity, initial and aggregation, as of `IterativeHead`.
     """
 
     def __init__(
@@ -83,30 +76,21 @@ class GraphMessagePassing(IterativeHead["GraphContext"]):
         num_classes: int | Mapping[str, int],
         factors: Mapping[str, int | FactorType | None] | None = None,
         *,
-        hidden: int = 128,
-        iterations: int = 1,
-        tied: bool = True,
-        cavity: CavityMode = "factor",
-        initial: Initial = "zero",
-        aggregation: Aggregation = "fixed",
         dependent: GraphDependent = "sum",
         computed: Collection[str] = (),
         chunk: int | None = None,
+        **options: Any,
     ) -> None:
-        super().__init__()
-        self.in_channels = in_channels
+        super().__init__(in_channels, **options)
         self.num_classes = dict(num_classes) if isinstance(num_classes, Mapping) else {SINGLE_TYPE: num_classes}
         self.factors = {
             name: given if isinstance(given, FactorType) else FactorType(given, ordered=given is not None)
             for name, given in (factors or {}).items()
         }
-        self.hidden, self.iterations, self.tied = hidden, iterations, tied
-        self.cavity, self.initial = cavity, initial
-        self.aggregation, self.dependent = aggregation, dependent
-        self.computed, self.chunk = frozenset(computed), chunk
+        self.dependent, self.computed, self.chunk = dependent, frozenset(computed), chunk
         self.check_options()
         self._check_types()
-        self.estimators = nn.ModuleList(self._build_stage() for _ in range(1 if tied else iterations))
+        self.estimators = nn.ModuleList(self._build_stage() for _ in range(1 if self.tied else self.iterations))
 
     def _check_types(self) -> None:
         for name, classes in self.num_classes.items():

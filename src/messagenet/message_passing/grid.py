@@ -25,6 +25,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -35,12 +36,9 @@ from messagenet.graph import GridGraph, Relation
 from messagenet.graph.relations import PAPER_RELATIONS
 from messagenet.message_passing.cavity_ops import Cavity, OutputLayer, pass_edges
 from messagenet.message_passing.estimator import (
-    Aggregation,
     Beliefs,
-    CavityMode,
     Context,
     Dependent,
-    Initial,
     IterativeHead,
     MessageEstimator,
     MessagePassingResult,
@@ -113,14 +111,9 @@ class MessagePassing(IterativeHead[GridContext]):
         in_channels: r, channels of the feature map.
         num_classes: K.
         relations: Which neighbours send messages, the paper's three by default; () is a unary classifier.
-        hidden: Hidden units of every estimator.
-        iterations: T, the number of iterations that the head is trained for.
-        tied: One set of estimators for all iterations (a recurrent network), or one per iteration.
-        cavity: "factor" leaves a factor's own message out of its input (loopy BP); "none" does not (mean field).
-        initial: Messages before the first iteration: "zero", or "unary" for the unary factors' messages.
-        aggregation: Scale of a message: "fixed" (÷ number of offsets), "sum" (the paper's), "mean", "sqrt".
         dependent: How the senders' beliefs of the previous iteration enter a message. Added to the hidden units, as a
             "sum" (the paper's) or "mean" over the senders of a box; or, with "gate", multiplied with them.
+        **options: hidden, iterations, tied, cavity, initial and aggregation, as of `IterativeHead`.
 
     Attributes:
         check_finite: Refuse features with NaN or infinity; one pass over them, on a GPU a synchronisation.
@@ -132,19 +125,11 @@ class MessagePassing(IterativeHead[GridContext]):
         num_classes: int,
         relations: Sequence[Relation] = PAPER_RELATIONS,
         *,
-        hidden: int = 256,
-        iterations: int = 1,
-        tied: bool = True,
-        cavity: CavityMode = "factor",
-        initial: Initial = "zero",
-        aggregation: Aggregation = "fixed",
         dependent: Dependent = "sum",
+        **options: Any,
     ) -> None:
-        super().__init__()
-        self.in_channels, self.num_classes = in_channels, num_classes
-        self.hidden, self.iterations, self.tied = hidden, iterations, tied
-        self.cavity, self.initial = cavity, initial
-        self.aggregation, self.dependent = aggregation, dependent
+        super().__init__(in_channels, **options)
+        self.num_classes, self.dependent = num_classes, dependent
         self.check_finite = True
         self.check_options()
         if num_classes < 2:
@@ -155,7 +140,7 @@ class MessagePassing(IterativeHead[GridContext]):
         for relation in self.relations:
             if hasattr(nn.ModuleDict(), relation.name):
                 raise InputError(f"relation name {relation.name!r} is a method of torch modules; choose another")
-        self.estimators = nn.ModuleList(self._build_stage() for _ in range(1 if tied else iterations))
+        self.estimators = nn.ModuleList(self._build_stage() for _ in range(1 if self.tied else self.iterations))
 
     def _build_stage(self) -> nn.ModuleDict:
         sizes = self.in_channels, self.hidden, self.num_classes

@@ -137,7 +137,7 @@ def test_the_keyboard_alone_is_enough(photo_page, oracle):
 def test_a_model_without_messages_says_so(photo_page):
     click_pixel(photo_page, IMAGE, X, Y)
     photo_page.select_option("#model", "alone")
-    expect(photo_page.locator("#no-node-text")).to_contain_text("without messages")
+    expect(photo_page.locator("#no-node-text")).to_contain_text("passes no messages")
     expect(photo_page.locator("#steps")).to_be_hidden()
     photo_page.locator("#surface").click()
     expect(photo_page.locator("#node")).to_be_hidden()
