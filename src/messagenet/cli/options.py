@@ -43,10 +43,6 @@ ScoredVoidOption = Annotated[
 KeepOption = Annotated[str | None, typer.Option(help="Comma-separated classes to keep, e.g. `background,cat,dog`.")]
 RestOption = Annotated[str, typer.Option(help="What all other classes become: `void` or `background`.")]
 TrainedRestOption = Annotated[str | None, typer.Option(help="What all other classes become: `void` or `background`.")]
-FlipOption = Annotated[bool, typer.Option(help="Also predict the mirror image, and average.")]
-ScalesOption = Annotated[
-    str, typer.Option(help="Comma-separated scales to predict at and average, e.g. `0.75,1,1.25`.")
-]
 SYSTEMS_HELP = (
     "`message`, `unary`, `context_crf`, `crf_pseudo`, `crf_likelihood`, `deeplab_crf`, `deeplab_mcl`, `crf_rnn`, "
     "`inference_machine`, `machine_forward`, `machine_dagger`, `fcn8s`; controls: `ensemble`, `convolution`, "
@@ -55,16 +51,16 @@ SYSTEMS_HELP = (
 
 
 def predict_options(
-    flip: Annotated[bool, typer.Option(help="Also predict the mirror image and average.")] = False,
+    flip: Annotated[bool, typer.Option(help="Also predict the mirror image, and average.")] = False,
     scales: Annotated[
-        str, typer.Option(help="Comma-separated sizes to predict at and average, e.g. `0.75,1,1.25`.")
+        str, typer.Option(help="Comma-separated scales to predict at and average, e.g. `0.75,1,1.25`.")
     ] = "1",
-    tile: Annotated[int, typer.Option(help="Images larger than this many pixels are predicted in tiles.")] = 1024,
+    tile: Annotated[int, typer.Option(help="Predict images with a longer side than this in tiles.")] = 1024,
     longest_side: Annotated[
         int | None,
         typer.Option(
-            help="Larger images are reduced to this many pixels first, and the answer is enlarged; 0 for never. By "
-            "default what the model is for: the bundled model is for photographs of 384."
+            help="Reduce larger images to this many pixels first, and upsample the result; 0 for never. Default: the "
+            "model's working size, which is 384 for the bundled model."
         ),
     ] = None,
 ) -> Any:
