@@ -218,6 +218,18 @@ def test_totals_sum_to_the_logits(models, trace, iteration):
     assert (len(answer["factors"]) == 1) == (iteration == 0)
 
 
+@pytest.mark.parametrize("cavity", ["factor", "none"])
+def test_gated_messages_sum_to_the_logits(cavity):
+    torch.manual_seed(0)
+    options = {"hidden": 8, "iterations": 2, "dependent": "gate", "initial": "unary", "cavity": cavity}
+    gated = served(MessageNet("tiny", 4, [surrounding(cells=3), above(0.5), below(0.5)], **options))
+    (trace,) = trace_beliefs(gated, [photo()], PLENTY)
+    for iteration in (1, 2):
+        answer = explain(gated.head, trace, 21.5, 30, iteration)
+        totals = np.array([factor["total"] for factor in answer["factors"]])
+        np.testing.assert_allclose(totals.sum(0), answer["belief"]["logits"], atol=1e-5)
+
+
 def test_messages_are_those_of_the_python_interface(models, trace):
     answer = explain(models[0].head, trace, 3, 3, 2)
     images = torch.from_numpy(photo()).permute(2, 0, 1)[None].float() / 255
