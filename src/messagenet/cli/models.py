@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 from pathlib import Path
@@ -9,11 +10,10 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import TaskID
 
 from messagenet.bundled import model_folder
 from messagenet.cli import options
-from messagenet.cli.options import console, print_error, print_line, progress, takes_predict_options, words
+from messagenet.cli.options import advance, console, print_error, print_line, progress, takes_predict_options, words
 from messagenet.errors import InputError, write_atomically
 
 MAX_LISTED = 20  # up to this many images, `predict` prints what it found in each
@@ -55,7 +55,6 @@ def predict(
     from messagenet import api
 
     with progress("predicting") as bar:
-        task = bar.add_task("images", total=None)
         predicted = api.predict(
             images,
             model,
@@ -66,7 +65,7 @@ def predict(
             ray=ray,
             workers=workers,
             report=report,
-            progress=lambda done, total: bar.update(task, completed=done, total=total),
+            progress=advance(bar),
         )
     if len(predicted.written) <= MAX_LISTED:
         for image, shares in predicted.shares.items():
@@ -114,13 +113,7 @@ def evaluate(
     from messagenet.evaluation import scores_table
 
     with progress("scoring") as bar:
-        tasks: dict[str, TaskID] = {}
-
-        def advance(name: str, done: int, total: int) -> None:
-            if name not in tasks:
-                tasks[name] = bar.add_task(name, total=total)
-            bar.update(tasks[name], completed=done)
-
+        lines = functools.cache(functools.partial(advance, bar))  # one for each model
         named = api.evaluate_models(
             model or [model_folder()],
             data,
@@ -132,7 +125,7 @@ def evaluate(
             options=options,
             refine=refine,
             report=report,
-            progress=advance,
+            progress=lambda name, done, total: lines(name)(done, total),
         )
     console.print(scores_table(named, f"{data} ({split})"))
     if json_file:
@@ -269,13 +262,8 @@ def tune(
     voids = void or (tuned.input.void_values if takes(data, "void_values") else None)
     held_out = open_data(data, split, classes, voids, words(keep), rest)  # type: ignore[arg-type]
     with progress("trying") as bar:
-        task = bar.add_task("images", total=None)
-        results = search(
-            tuned,
-            Subset(held_out, range(min(limit, len(held_out)))),
-            options=options,
-            progress=lambda done, total: bar.update(task, completed=done, total=total),
-        )
+        some = Subset(held_out, range(min(limit, len(held_out))))
+        results = search(tuned, some, options=options, progress=advance(bar))
     if not results:
         raise InputError(
             f"{model} has nothing to tune: it learns everything in training; "

@@ -143,7 +143,7 @@ def progress(title: str) -> Progress:
     )
 
 
-def advance(bar: Progress, description: str, total: int) -> Callable[[int, int], None]:
-    """Adds a line to a progress bar; returns the function that moves it."""
-    task = bar.add_task(description, total=total)
-    return lambda done, _: bar.update(task, completed=done)
+def advance(bar: Progress, description: str = "images") -> Callable[[int, int], None]:
+    """Adds a line to a progress bar; returns the function that moves it, called with (done, in all)."""
+    task = bar.add_task(description, total=None)
+    return lambda done, total: bar.update(task, completed=done, total=total)

@@ -160,7 +160,7 @@ def check(
 
     labelled = open_data(data, split, classes, void, strict=False)
     with progress("checking") as bar:
-        report = check_data(labelled, progress=advance(bar, "images", len(labelled)))
+        report = check_data(labelled, progress=advance(bar))
     print_line(report.summary(every))
     if sheet:
         print_line(f"contact sheet: {save_png(contact_sheet(labelled), sheet)}")

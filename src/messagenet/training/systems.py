@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -39,13 +40,12 @@ class System:
             raise InputError(f"system {self.label or self.name}: {error}") from error
 
 
-def _head(name: str, label: str, loss: str = "cross_entropy", **options: Any) -> System:
-    settings = {"model.head": {KIND: name, **options}, "loss": loss, "run.method": "gradient"}
+def _head(name: str, label: str, loss: str = "cross_entropy", kind: str | None = None, **options: Any) -> System:
+    settings = {"model.head": {KIND: kind or name, **options}, "loss": loss, "run.method": "gradient"}
     return System(name, settings, label)
 
 
-def _crf(name: str, label: str, loss: str, inference: str = "mean_field") -> System:
-    return System(name, {"model.head": {KIND: "crf", "inference": inference}, "loss": loss}, label)
+_crf = partial(_head, kind="crf", inference="mean_field")
 
 
 def _machine(name: str, label: str, method: str = "gradient", **options: Any) -> System:
@@ -74,50 +74,26 @@ SYSTEMS: dict[str, System] = {
         _head("deeplab_crf", "DeepLab-CRF"),
         System(
             "deeplab_mcl",
-            {
-                "model.head": "deeplab_crf",
-                "loss": "cross_entropy",
-                "model.backbone": {
-                    KIND: "vgg16",
-                    "scales": [1.0, 0.75, 0.5],
-                    "fc6_channels": 1024,
-                    "fc6_kernel": 7,
-                    "block6": True,
-                },
-            },
+            {"model.backbone": {KIND: "vgg16", "scales": [1.0, 0.75, 0.5], "fc6_channels": 1024}},
             "DeepLab-MCL: VGG-16 at three scales, large field of view",
+            ("deeplab_crf",),
         ),
-        System("crf_rnn", {"model.head": "crf_rnn", "loss": "cross_entropy"}, "CRF-RNN"),
+        _head("crf_rnn", "CRF-RNN"),
         _crf("context_crf", "CRF, piecewise (ContextDCRF)", "piecewise"),
         _crf("crf_pseudo", "CRF, pseudo-likelihood", "pseudo_likelihood"),
-        _crf("crf_likelihood", "CRF, maximum likelihood", "likelihood", "belief_propagation"),
+        _crf("crf_likelihood", "CRF, maximum likelihood", "likelihood", inference="belief_propagation"),
         _machine("inference_machine", "inference machine, back-propagation"),
         _machine("machine_forward", "inference machine, forward training", "forward", tied=False),
         _machine("machine_dagger", "inference machine, DAgger", "dagger", tied=True),
         _head("ensemble", "control: ensemble of unaries", "member_cross_entropy"),
         _head("convolution", "control: 3×3 convolution", dilations=[1]),
-        System(
-            "dilated",
-            {"model.head": {KIND: "convolution", "dilations": list(DILATIONS)}, "loss": "cross_entropy"},
-            "control: dilated convolutions",
-        ),
+        _head("dilated", "control: dilated convolutions", kind="convolution", dilations=list(DILATIONS)),
         _head("pyramid_pooling", "control: pyramid pooling (PSPNet)"),
         _head("aspp", "control: ASPP (DeepLabv3)"),
         _head("attention", "control: attention", layers=1, feed_forward=False),
-        System(
-            "transformer",
-            {"model.head": {KIND: "attention", "layers": 2, "feed_forward": True}, "loss": "cross_entropy"},
-            "control: transformer of two layers",
-        ),
+        _head("transformer", "control: transformer of two layers", kind="attention", layers=2, feed_forward=True),
         _head("message", "learned messages"),
-        *(
-            System(
-                f"message_t{iterations}",
-                {"model.head": {KIND: "message", "iterations": iterations}, "loss": "cross_entropy"},
-                f"learned messages, T = {iterations}",
-            )
-            for iterations in (1, 2, 3)
-        ),
+        *(_head(f"message_t{t}", f"learned messages, T = {t}", kind="message", iterations=t) for t in (1, 2, 3)),
     )
 }
 
