@@ -132,6 +132,8 @@ class MessagePassing(IterativeHead[GridContext]):
         self.num_classes, self.dependent = num_classes, dependent
         self.check_finite = True
         self.check_options()
+        if type(num_classes) is not int:
+            raise InputError(f"num_classes is {num_classes!r}; give a whole number, at least 2")
         if num_classes < 2:
             raise InputError(f"num_classes is {num_classes}; a labelling needs at least 2 classes")
         if isinstance(relations, Relation) or not all(isinstance(each, Relation) for each in relations):
