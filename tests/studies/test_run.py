@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from messagenet.data import ConcatData, Sample, SyntheticScenes
+from messagenet.data import ConcatData, Sample, SegmentationData, SyntheticScenes
 from messagenet.errors import InputError
 from messagenet.evaluation import Scores
 from messagenet.models import SegmentationModel
@@ -83,7 +83,7 @@ def test_no_head_has_an_advantage(tmp_path: Path) -> None:
 def test_an_image_that_is_there_twice_is_held_out_twice(tmp_path: Path, cheap: list[Path]) -> None:
     once = SyntheticScenes(6, size=32)
     twice = DataSets(ConcatData([once, once], "twice"), scenes().val)
-    sets, held_out = comparison._hold_out(twice, 2)
+    sets, held_out = comparison._hold_out(twice, 2, "val")
     kept = {sets.train.sample_name(index) for index in range(len(sets.train))}
     assert len(sets.train) == 8
     assert kept.isdisjoint(held_out.sample_name(index) for index in range(len(held_out)))
@@ -156,6 +156,32 @@ def test_systems_are_scored_with_the_options_of_prediction(tmp_path: Path, cheap
     assert found.mean_iou == score(Predictor(model, options), sets.val).mean_iou
     with pytest.raises(InputError, match=r"scored with other options; give those of options\.json"):
         compare(["context_crf"], settings, [0], tmp_path, held_out=2, data=scenes())
+
+
+def test_systems_can_be_chosen_without_val(tmp_path: Path, cheap: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: dict[str, set[str]] = {"tuned": set(), "scored": set()}
+
+    def names(data: SegmentationData) -> set[str]:
+        return {data.sample_name(index) for index in range(len(data))}
+
+    def spy_tune(_: object, data: SegmentationData, **__: object) -> list[object]:
+        seen["tuned"] |= names(data)
+        return []
+
+    def spy_score(predictor: Predictor, data: SegmentationData) -> Scores:
+        seen["scored"] |= names(data)
+        return score(predictor, data)
+
+    monkeypatch.setattr(comparison, "tune", spy_tune)
+    monkeypatch.setattr(comparison, "score", spy_score)
+    sets = DataSets(SyntheticScenes(6, size=32), None)
+    (found,) = compare(["unary"], small(), [0], tmp_path, held_out=3, score_on="held_out", data=sets)
+    assert seen == {"tuned": {"train-00000", "train-00004"}, "scored": {"train-00002"}}
+    assert found.negative_log_likelihood is not None
+    with pytest.raises(InputError, match="scored with other options"):
+        compare(["unary"], small(), [0], tmp_path, held_out=3, data=scenes())
+    with pytest.raises(InputError, match="hold out at least 2"):
+        compare(["unary"], small(), [0], tmp_path, held_out=1, score_on="held_out", data=sets)
 
 
 def test_systems_finished_earlier_stay_in_the_table(tmp_path: Path, cheap: list[Path]) -> None:

@@ -23,11 +23,12 @@ def study(tmp_path: Path, text: str) -> Study:
 def test_a_study_says_everything(tmp_path: Path) -> None:
     read = study(
         tmp_path,
-        "preset: tiny\nsettings: [run.steps=3]\nseeds: [4]\nheld_out: 2\n"
+        "preset: tiny\nsettings: [run.steps=3]\nseeds: [4]\nheld_out: 2\nscore: held_out\n"
         'systems:\n  unary alone: [unary]\n  "messages, T = 2": [message, model.head.iterations=2]\n'
         'contrasts: [[unary alone, "messages, T = 2"]]\n',
     )
     assert (read.preset, read.settings, read.seeds, read.held_out) == ("tiny", ("run.steps=3",), (4,), 2)
+    assert read.score == "held_out"
     assert [system.name for system in read.systems] == ["unary-alone", "messages-t-2"]
     assert read.systems[1].label == "messages, T = 2"
     assert read.contrasts == (("unary alone", "messages, T = 2"),)
@@ -45,6 +46,7 @@ def test_a_study_says_everything(tmp_path: Path) -> None:
         ("systems: {unary: unary}", "give a list such as"),
         ("systems: {unary: []}\nseeds: zero", "whole numbers"),
         ("systems: {unary: []}\nheld_out: some", "whole number"),
+        ("systems: {unary: []}\nscore: held-out", 'did you mean "held_out"'),
         ("systems: {unary: []}\ncontrasts: [unary]", "pairs of systems"),
         ("systems: {unary: []}\ncontrasts: [[unary, unaries]]", 'did you mean "unary"'),
     ],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -79,9 +79,10 @@ def result(system: str, seed: int, iou: float, near: float = 0.2) -> RunResult:
 
 def test_rows_are_means_and_spreads_over_seeds() -> None:
     first, second = table_rows([result("a", 0, 0.4), result("b", 0, 0.9), result("a", 1, 0.6, 0.4)])
-    assert (first.seeds, first.mean_iou, first.trimap_iou) == ((0, 1), 0.5, pytest.approx(0.3))
-    assert first.spread == pytest.approx(statistics.stdev([0.4, 0.6]))
-    assert second.spread is None
+    assert (first.seeds, first.mean_iou, first.measures["trimap_iou"][0]) == ((0, 1), 0.5, pytest.approx(0.3))
+    assert first.measures["mean_iou"][1] == pytest.approx(statistics.stdev([0.4, 0.6]))
+    assert second.measures["mean_iou"][1] is None
+    assert first.measures["negative_log_likelihood"] == (None, None)
     text = markdown([result("a", 0, 0.4), result("a", 1, 0.6), result("b", 0, 0.9)]).splitlines()
     assert "50.0 ± 14.1" in text[2]
     assert "**90.0**" in text[3]
@@ -91,7 +92,7 @@ def test_systems_without_steps_have_no_time_of_a_step() -> None:
     fitted = replace(result("machine_dagger", 0, 0.5), steps=1, train_seconds=12.0)
     (row,) = table_rows([fitted])
     assert row.step_seconds is None
-    assert row.cells[8:10] == ("12", "–")
+    assert row.cells[9:11] == ("12", "–")
 
 
 @pytest.mark.parametrize("path", sorted(STUDIES.glob("*/comparison.json")), ids=lambda path: path.parent.name)
@@ -99,6 +100,6 @@ def test_published_tables_follow_from_the_published_results(path: Path) -> None:
     published = json.loads(path.read_text("utf-8"))
     results = [RunResult(**{**each, "cost": Cost(**each["cost"])}) for each in published["results"]]
     assert markdown(results) == path.with_suffix(".md").read_text("utf-8")
-    assert json.loads(json.dumps([asdict(row) for row in table_rows(results)])) == published["systems"]
+    assert json.loads(json.dumps([row.to_dict() for row in table_rows(results)])) == published["systems"]
     runs = [json.loads(line) for line in path.with_name("runs.jsonl").read_text("utf-8").splitlines()]
     assert {(run["system"], run["seed"]) for run in runs} == {(each.system, each.seed) for each in results}

@@ -108,6 +108,7 @@ def compare(
         plan.seeds if seeds is None else [int(seed) for seed in chosen_seeds],
         out,
         held_out=plan.held_out if held_out is None else held_out,
+        score_on=plan.score,
         contrasts=plan.contrasts,
         options=options,
         callback=StudyConsole(console),

@@ -3,7 +3,7 @@
     out/comparison.md, .json, .csv      the table
     out/contrasts.md                    differences between chosen systems, if any were chosen
     out/iou.png, cost.png               the plots
-    out/options.json                    how every system predicts
+    out/options.json                    which images are held out and scored, and how every system predicts
     out/SYSTEM/seed-S/run/              a training run (see `messagenet.training`)
     out/SYSTEM/seed-S/model/            the model that was scored, after tuning
     out/SYSTEM/seed-S/scores.json       everything that was counted on the scored images
@@ -30,7 +30,7 @@ from messagenet.models.controls import parameter_count
 from messagenet.prediction import PredictOptions, Predictor, score
 from messagenet.settings import KIND
 from messagenet.studies.cost import BackboneUse, Cost, component_modules, measure_in_subprocess
-from messagenet.studies.study import Study
+from messagenet.studies.study import ScoredOn, Study
 from messagenet.studies.tables import (
     RunResult,
     StudyCallback,
@@ -59,6 +59,7 @@ def compare(
     out: str | Path,
     *,
     held_out: int = Study.held_out,
+    score_on: ScoredOn = Study.score,
     contrasts: Sequence[tuple[str, str]] = (),
     data: DataSets | None = None,
     options: PredictOptions | None = None,
@@ -74,6 +75,8 @@ def compare(
         seeds: Of the weights and the order of images; the data stay the same.
         out: Folder for everything.
         held_out: Training images to tune on.
+        score_on: "val", or "held_out" to choose among systems without seeing val: systems are then tuned on every
+            other held-out image and scored on the rest.
         contrasts: Pairs of systems, by name or label, whose differences to list.
         data: Data sets of one's own, instead of those that `config.data` names.
         options: How to predict, in tuning and scoring.
@@ -90,11 +93,12 @@ def compare(
     }
     sets = data or open_sets(config.data)
     check_systems(found, shared, sets.train.classes)
-    parts = _hold_out(sets, held_out)
+    parts = _hold_out(sets, held_out, score_on)
     _check_same(out / "config.yaml", shared)
-    _check_same_options(out / "options.json", options)
+    scoring = _options_text(options, held_out, score_on)
+    _check_same_options(out / "options.json", scoring)
     write_atomically(out / "config.yaml", config_text(shared).encode())
-    write_atomically(out / "options.json", _options_text(options).encode())
+    write_atomically(out / "options.json", scoring.encode())
     jobs = [(system, seed) for seed in seeds for system in found]
     results: list[RunResult] = []
     for index, (system, seed) in enumerate(jobs, start=1):
@@ -194,18 +198,22 @@ def _build_without_memory(system: System, shared: TrainConfig, classes: Classes)
     component_modules({**model.config, "loss": config.loss})
 
 
-def _hold_out(sets: DataSets, held_out: int) -> tuple[DataSets, SegmentationData]:
-    """The data without the held-out training images, which are evenly spread, and those images."""
-    if sets.val is None:
+def _hold_out(sets: DataSets, held_out: int, score_on: ScoredOn) -> tuple[DataSets, SegmentationData]:
+    """The images to train on and to score, and those to tune on: evenly spread training images, held out."""
+    if sets.val is None and score_on == "val":
         raise InputError("there is nothing to score the systems on; set data.val_split")
     images = unique_indices(sets.train)
-    count = len(images)
-    if not 1 <= held_out < count:
-        raise InputError(f"held-out is {held_out} of {count} training images; hold out at least 1 and not all of them")
+    count, least = len(images), 1 if score_on == "val" else 2
+    if not least <= held_out < count:
+        raise InputError(
+            f"held-out is {held_out} of {count} training images; hold out at least {least} and not all of them"
+        )
     chosen = [images[position * count // held_out] for position in range(held_out)]
-    kept_out = {sets.train.sample_name(index) for index in chosen}
-    rest = [index for index in range(len(sets.train)) if sets.train.sample_name(index) not in kept_out]
-    return DataSets(Subset(sets.train, rest), sets.val), Subset(sets.train, chosen)
+    names = {sets.train.sample_name(index) for index in chosen}
+    train = Subset(sets.train, [i for i in range(len(sets.train)) if sets.train.sample_name(i) not in names])
+    if score_on == "val":
+        return DataSets(train, sets.val), Subset(sets.train, chosen)
+    return DataSets(train, Subset(sets.train, chosen[1::2])), Subset(sets.train, chosen[::2])
 
 
 def _shared_config(systems: Sequence[System], config: TrainConfig) -> TrainConfig:
@@ -238,12 +246,12 @@ def _check_same(path: Path, config: TrainConfig) -> None:
         raise InputError(f"{path.parent} was made with other settings; give the same, or another folder")
 
 
-def _options_text(options: PredictOptions) -> str:
-    return json.dumps(asdict(options), indent=2) + "\n"
+def _options_text(options: PredictOptions, held_out: int, score_on: ScoredOn) -> str:
+    return json.dumps({"held_out": held_out, "score": score_on, **asdict(options)}, indent=2) + "\n"
 
 
-def _check_same_options(path: Path, options: PredictOptions) -> None:
-    if path.is_file() and path.read_text() != _options_text(options):
+def _check_same_options(path: Path, scoring: str) -> None:
+    if path.is_file() and path.read_text() != scoring:
         raise InputError(f"{path.parent} was scored with other options; give those of {path.name}, or another folder")
 
 
@@ -291,6 +299,7 @@ def _train_and_score(
         scores.expected_calibration_error,
         scores.sizes[0].accuracy if scores.sizes else None,
         config.model.head[KIND],
+        scores.negative_log_likelihood,
     )
 
 

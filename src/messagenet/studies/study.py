@@ -4,6 +4,7 @@
     settings: [run.freeze_backbone=true]                    and what they all change
     seeds: [0, 1, 2]
     held_out: 100                                           training images to tune on
+    score: val                                              or held_out, to choose among systems without seeing val
     systems:
       unary: [unary]                                        a system by name, and settings of its own
       messages, T = 2: [message, model.head.iterations=2]
@@ -18,14 +19,15 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import yaml
 
 from messagenet.errors import InputError, nearest
 from messagenet.training.systems import System, custom_system
 
-KEYS = ("preset", "settings", "seeds", "held_out", "systems", "contrasts")
+KEYS = ("preset", "settings", "seeds", "held_out", "score", "systems", "contrasts")
+ScoredOn = Literal["val", "held_out"]
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,7 @@ class Study:
     settings: tuple[str, ...] = ()  # what all systems change
     seeds: tuple[int, ...] = (0, 1, 2)
     held_out: int = 20  # training images to tune on
+    score: ScoredOn = "val"  # or "held_out": half of those images to tune on, the others to score
     contrasts: tuple[tuple[str, str], ...] = ()  # pairs of system labels whose differences are listed
 
 
@@ -67,9 +70,12 @@ def read_study(path: str | Path) -> Study:
         raise InputError(f"{path}: seeds are {seeds!r}; give a list of whole numbers")
     if type(held_out) is not int:
         raise InputError(f"{path}: held_out is {held_out!r}; give a whole number")
+    score = content.get("score", Study.score)
+    if score not in get_args(ScoredOn):
+        raise InputError(f"{path}: score is {score!r}; {nearest(str(score), get_args(ScoredOn))}")
     settings = _texts(path, "settings", content.get("settings", []))
     contrasts = _pairs(path, content.get("contrasts", []), [system.label for system in systems])
-    return Study(tuple(systems), content.get("preset"), settings, tuple(seeds), held_out, contrasts)
+    return Study(tuple(systems), content.get("preset"), settings, tuple(seeds), held_out, score, contrasts)
 
 
 def folder_name(label: str) -> str:

@@ -52,6 +52,7 @@ class RunResult:
     calibration_error: float | None = None  # ECE of the marginals
     small_accuracy: float | None = None  # mean class accuracy where a class covers little of its image
     head: str = ""  # kind of the head
+    negative_log_likelihood: float | None = None  # of a labelled pixel, in nats
 
     def save(self, path: Path) -> None:
         """Writes the result as JSON."""
@@ -73,30 +74,28 @@ def near_boundaries(scores: Scores) -> dict[str, float]:
 
 
 TRIMAP = "4"  # width in pixels of the band that the table shows; JSON has them all
-TRIMAP_COLUMN = f"trimap IoU, {TRIMAP} px"
-SMALL_COLUMN = f"accuracy, ≤ {SIZE_LIMITS[0]:.0%} of image"
+MEASURES = {  # by name: the column, and the unit
+    "mean_iou": ("IoU", "%"),
+    "trimap_iou": (f"trimap IoU, {TRIMAP} px", "%"),
+    "small_accuracy": (f"accuracy, ≤ {SIZE_LIMITS[0]:.0%} of image", "%"),
+    "calibration_error": ("ECE", "%"),
+    "negative_log_likelihood": ("NLL", "nats"),
+}
 COLUMNS = (
-    *("system", "seeds", "IoU", TRIMAP_COLUMN, SMALL_COLUMN, "ECE", "parameters", "outputs per factor"),
+    *("system", "seeds", *(column for column, _ in MEASURES.values()), "parameters", "outputs per factor"),
     *("s of training", "s / training step", "s / prediction", "MB / prediction"),
 )
 
 
 @dataclass(frozen=True)
 class TableRow:
-    """A system over all its seeds: means, and sample standard deviations, which are None with one seed."""
+    """A system over all its seeds."""
 
     system: str
     label: str
     head: str  # kind of the head
     seeds: tuple[int, ...]
-    mean_iou: float
-    spread: float | None  # of the IoU
-    trimap_iou: float | None
-    trimap_spread: float | None
-    small_accuracy: float | None  # of classes that cover little of their image
-    small_spread: float | None
-    calibration_error: float | None  # ECE
-    calibration_spread: float | None
+    measures: dict[str, tuple[float | None, float | None]]  # mean, and sample standard deviation; None if not known
     parameters: int  # trained
     outputs_per_factor: int  # numbers that a network computes for a factor
     train_seconds: float  # the whole training
@@ -105,15 +104,17 @@ class TableRow:
     prediction_megabytes: float
 
     @property
+    def mean_iou(self) -> float:
+        """Over the seeds."""
+        return self.measures["mean_iou"][0] or 0.0
+
+    @property
     def cells(self) -> tuple[str, ...]:
         """Text of each of `COLUMNS`."""
         return (
             self.label,
             str(len(self.seeds)),
-            percent(self.mean_iou, self.spread),
-            percent(self.trimap_iou, self.trimap_spread),
-            percent(self.small_accuracy, self.small_spread),
-            percent(self.calibration_error, self.calibration_spread),
+            *(with_spread(*self.measures[name], unit) for name, (_, unit) in MEASURES.items()),
             f"{self.parameters:,}",
             f"{self.outputs_per_factor:,}",
             f"{self.train_seconds:.0f}",
@@ -122,16 +123,22 @@ class TableRow:
             f"{self.prediction_megabytes:.0f}",
         )
 
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, with one key for each mean and one for its spread."""
+        values = asdict(self)
+        for name, (mean, spread) in values.pop("measures").items():
+            values |= {name: mean, f"{name}_spread": spread}
+        return values
 
-def percent(mean: float | None, spread: float | None) -> str:
-    """A mean with its spread in per cent.
 
-    >>> percent(0.5, 0.012), percent(0.5, None), percent(None, None)
-    ('50.0 ± 1.2', '50.0', '–')
+def with_spread(mean: float | None, spread: float | None, unit: str = "%") -> str:
+    """A mean with its spread, in per cent or nats.
+
+    >>> with_spread(0.5, 0.012), with_spread(0.5, 0.012, "nats"), with_spread(0.5, None), with_spread(None, None)
+    ('50.0 ± 1.2', '0.500 ± 0.012', '50.0', '–')
     """
-    if mean is None:
-        return "–"
-    return f"{100 * mean:.1f}" + ("" if spread is None else f" ± {100 * spread:.1f}")
+    scale, digits = (100, 1) if unit == "%" else (1, 3)
+    return "–" if mean is None else " ± ".join(f"{scale * v:.{digits}f}" for v in (mean, spread) if v is not None)
 
 
 def table_rows(results: Sequence[RunResult]) -> list[TableRow]:
@@ -141,20 +148,13 @@ def table_rows(results: Sequence[RunResult]) -> list[TableRow]:
 
 
 def _table_row(results: Sequence[RunResult]) -> TableRow:
-    first = results[0]
-    near = [result.trimap_iou[TRIMAP] for result in results if TRIMAP in result.trimap_iou]
-    small = [result.small_accuracy for result in results if result.small_accuracy is not None]
-    unsure = [result.calibration_error for result in results if result.calibration_error is not None]
+    first, measures = results[0], [asdict(each) | {"trimap_iou": each.trimap_iou.get(TRIMAP)} for each in results]
     return TableRow(
         first.system,
         first.label,
         first.head,
         tuple(result.seed for result in results),
-        statistics.fmean(result.mean_iou for result in results),
-        _mean_and_spread([result.mean_iou for result in results])[1],
-        *_mean_and_spread(near),
-        *_mean_and_spread(small),
-        *_mean_and_spread(unsure),
+        {name: _mean_and_spread([each[name] for each in measures]) for name in MEASURES},
         first.parameters,
         first.outputs_per_factor,
         statistics.fmean(result.train_seconds for result in results),
@@ -164,8 +164,9 @@ def _table_row(results: Sequence[RunResult]) -> TableRow:
     )
 
 
-def _mean_and_spread(values: Sequence[float]) -> tuple[float | None, float | None]:
-    return (statistics.fmean(values) if values else None, statistics.stdev(values) if len(values) > 1 else None)
+def _mean_and_spread(values: Sequence[float | None]) -> tuple[float | None, float | None]:
+    known = [value for value in values if value is not None]
+    return (statistics.fmean(known) if known else None, statistics.stdev(known) if len(known) > 1 else None)
 
 
 def markdown(results: Sequence[RunResult]) -> str:
@@ -183,18 +184,18 @@ def markdown(results: Sequence[RunResult]) -> str:
 
 def write_tables(results: Sequence[RunResult], folder: Path) -> None:
     """Writes comparison.md, comparison.csv and comparison.json."""
-    found = table_rows(results)
+    found = [row.to_dict() for row in table_rows(results)]
     text = io.StringIO()
-    writer = csv.DictWriter(text, list(asdict(found[0])))
+    writer = csv.DictWriter(text, list(found[0]))
     writer.writeheader()
-    for row in found:
-        writer.writerow(asdict(row) | {"seeds": " ".join(map(str, row.seeds))})
-    content = {"systems": [asdict(row) for row in found], "results": [asdict(result) for result in results]}
+    writer.writerows(row | {"seeds": " ".join(map(str, row["seeds"]))} for row in found)
+    content = {"systems": found, "results": [asdict(result) for result in results]}
     write_atomically(folder / "comparison.md", markdown(results).encode())
     write_atomically(folder / "comparison.csv", text.getvalue().encode())
     write_atomically(folder / "comparison.json", (json.dumps(content, indent=2) + "\n").encode())
 
 
+NLL = "negative log-likelihood"
 CONFUSIONS = 5  # listed changes of confusion, the largest ones
 
 
@@ -239,6 +240,7 @@ def _measures(scores: Scores) -> dict[str, float]:
         found[f"accuracy, {lower:.0%} to {group.largest_share:.0%} of the image"] = group.accuracy
         lower = group.largest_share
     found["expected calibration error"] = scores.expected_calibration_error
+    found[f"{NLL}, × 100"] = scores.negative_log_likelihood
     return {name: value for name, value in found.items() if value is not None}
 
 
@@ -309,7 +311,7 @@ def iou_plot(results: Sequence[RunResult]) -> Figure:
     found = table_rows(results)
     figure, axes = new_figure(6.4, 1.0 + 0.3 * len(found))
     for position, row in enumerate(found):
-        spread = None if row.spread is None else 100 * row.spread
+        spread = 100 * (row.measures["mean_iou"][1] or 0)
         style: dict[str, Any] = {"color": _colour(row), "markersize": 8, "capsize": 3}
         axes.errorbar(100 * row.mean_iou, position, xerr=spread, fmt="o", **style)
         seeds = [100 * result.mean_iou for result in results if result.system == row.system]
@@ -350,7 +352,7 @@ def write_plots(results: Sequence[RunResult], folder: Path) -> None:
         write_atomically(folder / name, figure_png(draw(results)))
 
 
-TERMINAL_COLUMNS = [COLUMNS.index(name) for name in ("system", "IoU", TRIMAP_COLUMN, "parameters", "s of training")]
+TERMINAL_COLUMNS = [COLUMNS.index(name) for name in ("system", "IoU", "NLL", "parameters", "s of training")]
 
 
 class StudyCallback:

