@@ -257,7 +257,7 @@ def with_neck(**neck):
     net = MessageNet("tiny", 3, [surrounding(0.4)], hidden=8, neck={"kind": "separable", **neck})
     with torch.no_grad():
         for module in net.modules():
-            if isinstance(module, torch.nn.BatchNorm2d):
+            if isinstance(module, torch.nn.modules.batchnorm._BatchNorm):
                 module.running_mean.normal_(0, 0.1)
                 module.running_var.uniform_(0.5, 2)
     return net.eval()
@@ -284,7 +284,57 @@ def test_a_filter_sees_two_nodes_to_every_side_and_none_that_do_not_exist():
     assert torch.equal(neck(other, mask), neck(features, mask))
 
 
-@pytest.mark.parametrize("options", [{"width": 3}, {"filters": 2}, {"width": 3, "filters": 1}])
+def test_channels_are_standardised_by_the_nodes_that_exist():
+    neck = Neck(4, normalise=True).double().train()
+    features = 3 * torch.randn(2, 4, 5, 6, dtype=torch.float64) + 7
+    mask = torch.ones(2, 5, 6, dtype=torch.bool)
+    mask[1, 3:] = False
+    nodes = features.permute(0, 2, 3, 1)[mask]
+    values = neck(features, mask).permute(0, 2, 3, 1)
+    torch.testing.assert_close(
+        values[mask], (nodes - nodes.mean(0)) / (nodes.var(0, correction=0) + neck.normalise.eps).sqrt()
+    )
+    assert not values[~mask].any()
+    neck.normalise.running_mean.copy_(nodes.mean(0))
+    neck.normalise.running_var.copy_(nodes.var(0, correction=0))
+    torch.testing.assert_close(neck.eval()(features).permute(0, 2, 3, 1)[mask], values[mask])
+
+
+def test_dropout_leaves_out_whole_channels_in_training_only():
+    neck = Neck(64, dropout=0.5)
+    features = torch.rand(2, 64, 3, 4) + 1
+    torch.testing.assert_close(neck.eval()(features), features)
+    dropped = neck.train()(features)
+    present = (dropped > 0).flatten(2)
+    assert torch.equal(present.any(2), present.all(2))
+    assert 0.2 < present.float().mean() < 0.8
+    torch.testing.assert_close(dropped[dropped > 0], 2 * features[dropped > 0])
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"kernel": 2, "width": 4}, "kernel is 2; give an odd number"),
+        ({"kernel": 3}, "and the width with it"),
+        ({"dropout": 1.0}, "dropout must be from 0 to below 1"),
+        ({"dropout": True}, "dropout must be from 0 to below 1"),
+    ],
+)
+def test_bad_options_of_a_neck_are_refused(options, words):
+    with pytest.raises(InputError, match=words):
+        Neck(4, **options)
+
+
+NECKS = [
+    {"width": 3},
+    {"width": 3, "kernel": 3},
+    {"filters": 2},
+    {"width": 3, "filters": 1},
+    {"width": 3, "normalise": True},
+]
+
+
+@pytest.mark.parametrize("options", NECKS)
 def test_rubbish_in_the_padding_reaches_neither_values_nor_gradients(options):
     neck = Neck(4, **options).double().train()
     features = torch.randn(2, 4, 5, 6, dtype=torch.float64)
@@ -314,7 +364,7 @@ def test_messages_are_computed_from_what_leaves_the_neck():
 
 
 def test_predicted_as_it_is():
-    net = with_neck(width=6, filters=2)
+    net = with_neck(width=6, filters=2, kernel=3, normalise=True, dropout=0.3)
     images = torch.rand(1, 3, 40, 52)
     predictor = Predictor(net)
     for factor in (1, 3):
@@ -325,10 +375,10 @@ def test_predicted_as_it_is():
 
 
 def test_saved_and_loaded(tmp_path):
-    net = with_neck(width=6, filters=2)
+    net = with_neck(width=6, filters=2, normalise=True)
     images = torch.rand(1, 3, 40, 52)
     loaded = SegmentationModel.from_pretrained(net.save(tmp_path))
-    assert loaded.config["neck"] == {"kind": "separable", "width": 6, "filters": 2}
+    assert loaded.config["neck"] == net.config["neck"] | {"width": 6, "filters": 2, "normalise": True}
     torch.testing.assert_close(loaded(images), net(images))
 
 

@@ -122,9 +122,9 @@ def head_trait(head: Any, name: str) -> Any:
 
 @register("neck", "separable")
 class Neck(nn.Module):
-    """A projection and separable filters, between a backbone and a head.
+    """What a head can have before it: a norm, dropout, a projection, separable filters.
 
-        features (B, r, h, w) ─ 1×1, norm, ReLU ─ [5×5 depthwise, 1×1, residual] × filters ─ head
+        features (B, r, h, w) ─ [norm] ─ [dropout] ─ [k×k, norm, ReLU] ─ [5×5 depthwise, 1×1, residual] × filters ─ head
 
     The filters sharpen what interpolation and large cells have blurred. Feature caches hold the map before the neck.
 
@@ -135,13 +135,33 @@ class Neck(nn.Module):
         in_channels: r, channels of the backbone's map.
         width: Channels of the result; null for those of the backbone, without a projection.
         filters: How many separable 5×5 filters.
+        kernel: Side of the projection's kernel, an odd number.
+        normalise: Standardise each channel first: for the features of a frozen backbone, whose scales differ.
+        dropout: Share of the backbone's channels that an image lacks in training (Tompson et al., arXiv 1411.4280).
+            Against overfitting, of a head on a frozen backbone above all: try 0.3.
     """
 
-    def __init__(self, in_channels: int, width: int | None = None, filters: int = 0) -> None:
+    def __init__(
+        self,
+        in_channels: int,
+        width: int | None = None,
+        filters: int = 0,
+        *,
+        kernel: int = 1,
+        normalise: bool = False,
+        dropout: float = 0.0,
+    ) -> None:
         super().__init__()
         if type(filters) is not int or filters < 0:
             raise InputError(f"a neck's filters must be a whole number from 0, not {filters!r}")
-        self.project = None if width is None else ConvolutionNorm(in_channels, positive_integer("width", width))
+        if type(kernel) is not int or kernel < 1 or kernel % 2 == 0 or (width is None and kernel > 1):
+            raise InputError(f"a neck's kernel is {kernel!r}; give an odd number such as 3, and the width with it")
+        if type(dropout) not in (int, float) or not 0 <= dropout < 1:
+            raise InputError(f"a neck's dropout must be from 0 to below 1, not {dropout!r}")
+        self.normalise = nn.BatchNorm1d(in_channels, affine=False) if normalise else None
+        self.dropout = nn.Dropout2d(dropout)
+        width = None if width is None else positive_integer("width", width)
+        self.project = None if width is None else ConvolutionNorm(in_channels, width, kernel)
         self.channels = width or in_channels
         self.filters = nn.Sequential(
             *(InvertedResidual(self.channels, self.channels, NECK_KERNEL, residual=True) for _ in range(filters))
@@ -149,10 +169,23 @@ class Neck(nn.Module):
 
     def forward(self, features: Tensor, mask: Tensor | None = None) -> Tensor:
         """Maps (B, r, h, w) to (B, width, h, w); nodes outside the mask (B, h, w) are zero to every filter."""
-        x = features if self.project is None else functional.relu(self.project(zero_padding(features, mask)))
+        x: Tensor = self.dropout(self._normalised(features, mask))
+        if self.project is not None:
+            x = functional.relu(self.project(zero_padding(x, mask)))
         for block in self.filters:
             x = block(zero_padding(x, mask))
         return x
+
+    def _normalised(self, features: Tensor, mask: Tensor | None) -> Tensor:
+        """Standardised by the statistics of the nodes that exist."""
+        if self.normalise is None:
+            return features
+        nodes = features.permute(0, 2, 3, 1)  # (B, h, w, r)
+        if mask is None or not self.training:
+            every: Tensor = self.normalise(nodes.flatten(0, 2)).unflatten(0, nodes.shape[:3])
+            return every.permute(0, 3, 1, 2)
+        values: Tensor = self.normalise(nodes[mask.bool()])
+        return values.new_zeros(nodes.shape).index_put((mask.bool(),), values).permute(0, 3, 1, 2)
 
 
 class SegmentationModel(nn.Module):
