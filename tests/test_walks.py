@@ -20,7 +20,7 @@ import torch
 
 import messagenet as mn
 from messagenet.settings import build
-from messagenet.training.batches import AugmentedData, Plan, PlannedBatches, make_loader
+from messagenet.training.batches import AugmentedData, Plan, make_loader
 from messagenet.training.build import build_model
 from messagenet.training.config import override
 from messagenet.training.distributed import start_processes
@@ -79,7 +79,7 @@ def training_step(folder: Path) -> Callable[[], Any]:
     images = AugmentedData(data, config.augment, 0)
 
     def step() -> None:
-        batches = iter(make_loader(images, PlannedBatches(plan, 0, 0), mn.collate, 0))
+        batches = make_loader(images, plan.batches(0), mn.collate, 0)
         learner.update(0, learner.gradient(0, lambda: next(batches)))
 
     return step

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from messagenet import InputError
 from messagenet.inference import BeliefPropagation, Exact
 from messagenet.losses import Likelihood
-from messagenet.losses.crf import MessageMemory, likelihood, piecewise
+from messagenet.losses.crf import likelihood, piecewise
 from messagenet.models.crf import PairTable, pair_graph
 from oracles.pseudo_likelihood import conditional_logits, pseudo_likelihood
 from oracles.systems import SIZES, SYSTEMS, pad_together, random_batch, with_features
@@ -386,7 +386,7 @@ def test_remembered_messages_carry_on_where_they_ended():
     unary, tables = unary.detach() * 0.5, [table.detach() * 0.5 for table in tables]
     pairs = [PairTable(pair.offset, lambda t=table: t) for pair, table in zip(pairs, tables, strict=True)]
     converged = likelihood(unary, [pairs], labels, ENGINE).total
-    memory, brief = MessageMemory(), BeliefPropagation(max_iterations=1, tolerance=None)
+    memory, brief = {}, BeliefPropagation(max_iterations=1, tolerance=None)
     gaps = []
     for _ in range(40):
         total = likelihood(unary, [pairs], labels, brief, memory=memory, ids=["a", "b"]).total
@@ -398,11 +398,11 @@ def test_remembered_messages_carry_on_where_they_ended():
 
 def test_images_are_remembered_by_name_whatever_batch_they_come_in():
     unary, _, pairs, labels = random_problem(3, 4, [(0, 1), (1, 0)])
-    memory, brief = MessageMemory(), BeliefPropagation(max_iterations=2, tolerance=None)
+    memory, brief = {}, BeliefPropagation(max_iterations=2, tolerance=None)
     likelihood(unary, [pairs], labels, brief, memory=memory, ids=["a", "b"])
     flipped = [PairTable(pair.offset, lambda t=pair.table: t().flip(0)) for pair in pairs]
     swapped = likelihood(unary.flip(0), [flipped], labels.flip(0), brief, memory=memory, ids=["b", "a"])
-    other = MessageMemory()
+    other = {}
     for _ in range(2):
         straight = likelihood(unary, [pairs], labels, brief, memory=other, ids=["a", "b"])
     torch.testing.assert_close(swapped.total, straight.total)

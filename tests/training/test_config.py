@@ -117,7 +117,7 @@ def test_presets_are_what_they_are_called() -> None:
     assert head["relations"] == ["surrounding:0.4", "above:0.4", "below:0.4"]
     assert paper.model.backbone["scales"] == [1.2, 0.8, 0.4]
     assert (paper.optimiser["kind"], paper.optimiser["momentum"], paper.schedule.power) == ("sgd", 0.9, 0.9)
-    assert paper.augment == Augment.paper()
+    assert paper.augment == Augment(scales=(0.8, 0.9, 1.0, 1.1, 1.2), mirror=True)
     assert (fast.model.backbone["kind"], fast.model.pretrained) == ("efficientnet_lite0", "package")
     assert (tiny.model.backbone["kind"], tiny.data.spec) == ("tiny", "synthetic")
 

@@ -34,14 +34,7 @@ def test_sums_of_parts_are_the_sum_of_the_whole(loss: CrossEntropy) -> None:
     ]
     torch.testing.assert_close(whole.total, torch.stack([part.total for part in parts]).sum())
     assert int(whole.count) == sum(int(part.count) for part in parts)
-    mean = marginal_cross_entropy(
-        model(images),
-        masks,
-        model.output_stride,
-        resolution=loss.resolution,
-        cell_label=loss.cell_label,
-        label_smoothing=loss.label_smoothing,
-    ).mean
+    mean = marginal_cross_entropy(model(images), masks, model.output_stride, **loss.options).mean
     torch.testing.assert_close(whole.total / whole.count, mean)
 
 

@@ -97,8 +97,8 @@ class Augment:
         paste: Share of the crops onto which the objects of another sample are pasted: all but "background", or half of
             its classes if there is no such class.
 
-    >>> Augment.paper(crop=321)
-    Augment(scales=(0.8, 0.9, 1.0, 1.1, 1.2), scale_range=None, crop=(321, 321), mirror=True, ...)
+    >>> Augment(scales=[0.8, 1.0, 1.2], crop=321, mirror=True)
+    Augment(scales=(0.8, 1.0, 1.2), scale_range=None, crop=(321, 321), mirror=True, ...)
     """
 
     scales: tuple[float, ...] = (1.0,)
@@ -133,11 +133,6 @@ class Augment:
             raise InputError(f"paste is {self.paste}; give a share of the crops, from 0 to 1")
         if self.paste and self.crop is None:
             raise InputError("objects are pasted between crops of one size; set crop, or leave out paste")
-
-    @classmethod
-    def paper(cls, crop: tuple[int, int] | int | None = None) -> Augment:
-        """The augmentation of the paper's "ours+": five scales, each also mirrored."""
-        return cls(scales=(0.8, 0.9, 1.0, 1.1, 1.2), crop=crop, mirror=True)
 
     def __call__(self, sample: Sample, rng: np.random.Generator) -> Sample:
         """One random variation of a sample, without pasting (see `augment_sample`)."""

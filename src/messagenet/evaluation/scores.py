@@ -7,6 +7,7 @@ never occurs, the calibration of a method without marginals) is None, null in JS
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +24,6 @@ from messagenet.evaluation.confusion import (
     Array,
     IntArray,
     accuracy_by_size,
-    confusion_matrix,
     frequency_weighted_iou,
     iou_per_class,
     label_array,
@@ -56,7 +56,6 @@ class Evaluator:
     def __init__(self, classes: Classes, widths: Sequence[int] = WIDTHS, bins: int = BINS, void: int = VOID) -> None:
         self.classes, self.widths, self.bins, self.void = classes, check_widths(widths), bins, void
         shape = (classes.num_classes, classes.num_classes)
-        self._confusion: IntArray = np.zeros(shape, np.int64)
         self._bands: IntArray = np.zeros((len(self.widths), *shape), np.int64)
         self._sizes: IntArray = np.zeros((len(SIZE_LIMITS), *shape), np.int64)
         self._reliability = Reliability.empty(bins)
@@ -92,15 +91,13 @@ class Evaluator:
         if predicted is None:
             raise InputError(f'image "{name}" has no prediction; give marginals or predicted=')
         labels = label_array(predicted, "predicted")
-        matrix = confusion_matrix(labels, target, num_classes, self.void)
         bands = trimap_matrices(labels, target, num_classes, self.widths, self.void)
         sizes = size_matrices(labels, target, num_classes, self.void)
-        self._confusion += matrix
         self._bands += bands
         self._sizes += sizes
         self._reliability += histogram
         self._with_marginals.add(has_marginals)
-        self._images[name] = _none_if_nan(mean_iou(matrix))
+        self._images[name] = _none_if_nan(mean_iou(sizes.sum(0)))
         return ImageScore(name, self._images[name])
 
     def scores(self) -> Scores:
@@ -109,7 +106,7 @@ class Evaluator:
         sizes = zip(SIZE_LIMITS, accuracy_by_size(self._sizes), strict=True)
         return Scores(
             class_names=tuple(self.classes.names),
-            confusion=tuple(tuple(row) for row in self._confusion.tolist()),
+            confusion=tuple(tuple(row) for row in self._sizes.sum(0).tolist()),
             bands=tuple(Band(width, _none_if_nan(iou)) for width, iou in bands),
             sizes=tuple(SizeGroup(limit, _none_if_nan(accuracy)) for limit, accuracy in sizes),
             images=tuple(ImageScore(name, iou) for name, iou in self._images.items()),
@@ -125,7 +122,6 @@ class Evaluator:
         if len(self._with_marginals | other._with_marginals) > 1:
             raise InputError("cannot add scores with and without marginals; give marginals for all or none")
         total = Evaluator(*ours)
-        total._confusion = self._confusion + other._confusion
         total._bands = self._bands + other._bands
         total._sizes = self._sizes + other._sizes
         total._reliability = self._reliability + other._reliability
@@ -240,7 +236,7 @@ class Scores:
             "brier_score": self.brier_score,
             "images": len(self.images),
         }
-        fields: dict[str, Any] = _with_lists(dataclasses.asdict(self))
+        fields: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(self)))  # tuples become lists
         return {"summary": summary} | fields
 
     @classmethod
@@ -375,9 +371,3 @@ def _size_range(low: float, high: float) -> str:
 
 def _none_if_nan(value: float) -> float | None:
     return None if math.isnan(value) else float(value)
-
-
-def _with_lists(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _with_lists(item) for key, item in value.items()}
-    return [_with_lists(item) for item in value] if isinstance(value, (tuple, list)) else value

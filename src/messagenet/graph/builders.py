@@ -7,6 +7,7 @@ Unary factors come first, then one factor per edge: `potentials[0]` are the unar
 
 from __future__ import annotations
 
+import graphlib
 from collections.abc import Sequence
 
 import torch
@@ -48,17 +49,14 @@ def tree_graph(parents: Sequence[int], cardinalities: Sequence[int] | Tensor) ->
 
 
 def _check_forest(parents: Sequence[int]) -> None:
-    """Walks up from every variable; a walk that meets itself has found a cycle."""
-    visited_from = [-1] * len(parents)
-    for start in range(len(parents)):
-        node = start
-        while node >= 0 and visited_from[node] < 0:
-            visited_from[node] = start
-            node = parents[node]
-            if node >= len(parents):
-                raise InputError(f"parent {node} does not exist; variables are 0 to {len(parents) - 1}")
-        if node >= 0 and visited_from[node] == start:
-            raise InputError(f"the parents of variable {node} lead back to it; a tree has no cycle")
+    """Refuses parents that do not exist, and cycles."""
+    if (largest := max(parents, default=-1)) >= len(parents):
+        raise InputError(f"parent {largest} does not exist; variables are 0 to {len(parents) - 1}")
+    try:
+        graphlib.TopologicalSorter({child: [parent] for child, parent in enumerate(parents) if parent >= 0}).prepare()
+    except graphlib.CycleError as error:
+        variable = min(error.args[1])
+        raise InputError(f"the parents of variable {variable} lead back to it; a tree has no cycle") from None
 
 
 def grid_factor_graph(height: int, width: int, num_classes: int) -> GridFactorGraph:

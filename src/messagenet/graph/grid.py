@@ -94,8 +94,8 @@ class GridGraph:
 
     >>> from messagenet.graph import above, below
     >>> graph = GridGraph(3, 4, (above(cells=1), below(cells=1)))
-    >>> graph.rev(Slot(0, (-1, 0), (2, 1)))
-    Slot(relation=1, offset=(1, 0), receiver=(1, 1))
+    >>> graph.slots((0, 1)), graph.mirrors
+    ([Slot(relation=1, offset=(1, 0), receiver=(0, 1))], (1, 0))
 
     Attributes:
         height: Rows of nodes.
@@ -136,14 +136,6 @@ class GridGraph:
     def nodes(self) -> int:
         """N, the number of variable nodes."""
         return self.height * self.width
-
-    def rev(self, slot: Slot) -> Slot | None:
-        """The slot of the same factor's message to its other end; None where the factor sends one way."""
-        mirror = self.mirrors[slot.relation]
-        if mirror is None:
-            return None
-        dy, dx = slot.offset
-        return Slot(mirror, (-dy, -dx), slot.sender)
 
     def contains(self, node: Node) -> bool:
         """Whether the node is inside the map."""

@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
 from messagenet.errors import InputError, nearest
@@ -120,18 +120,10 @@ class Relation:
         return self._box(math.floor(self.fraction * min(height, width) + 1e-9))
 
     def _box(self, size: int) -> tuple[Offset, ...]:
-        half = range(-(size // 2), size // 2 + 1)
-        match self.shape:
-            case "surrounding":
-                return tuple((dy, dx) for dy in half for dx in half if (dy, dx) != (0, 0))
-            case "above":
-                return tuple((dy, dx) for dy in range(-size, 0) for dx in half)
-            case "below":
-                return tuple((dy, dx) for dy in range(1, size + 1) for dx in half)
-            case "left":
-                return tuple((dy, dx) for dy in half for dx in range(-size, 0))
-            case _:
-                return tuple((dy, dx) for dy in half for dx in range(1, size + 1))
+        around, before, after = range(-(size // 2), size // 2 + 1), range(-size, 0), range(1, size + 1)
+        rows = {"above": before, "below": after}.get(self.shape, around)
+        columns = {"left": before, "right": after}.get(self.shape, around)
+        return tuple((dy, dx) for dy in rows for dx in columns if (dy, dx) != (0, 0))
 
     def is_mirror_of(self, other: Relation) -> bool:
         """Whether the other's offsets are this one's negated, on every map.
@@ -145,10 +137,6 @@ class Relation:
             return {(-dy, -dx) for dy, dx in self.offsets} == set(other.offsets)
         same_size = (self.fraction, self.cells) == (other.fraction, other.cells)
         return same_size and _MIRROR.get(self.shape) == other.shape
-
-    def renamed(self, name: str) -> Relation:
-        """The same relation under another name."""
-        return replace(self, name=name)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for a json or yaml file; `Relation.from_dict` reads them back."""

@@ -90,20 +90,18 @@ def index_messages(
     for block, (scopes, factor_ids) in enumerate(blocks):
         count, order = scopes.shape
         positions = tuple(range(order)) if sends_to is None else sends_to
-        others = torch.tensor([[j for j in range(order) if j != i] for i in range(order)])
-        others = others.to(scopes.device)
+        others = torch.tensor([[j for j in range(order) if j != i] for i in range(order)], device=scopes.device)
         rows = torch.full_like(scopes, -1)
-        own: list[tuple[int, Tensor]] = []
+        own: list[tuple[int, Tensor, Tensor, Tensor]] = []
         for group in [(i,) for i in positions] if ordered else [positions]:
             receivers = torch.cat([scopes[:, i] for i in group])
             origin = torch.cat([torch.arange(i * count, (i + 1) * count) for i in group]).to(scopes.device)
             origin = origin[receivers.argsort(stable=True)]
             position, factor = origin // max(count, 1), origin % max(count, 1)
             rows[factor, position] = torch.arange(first, first + len(origin), device=scopes.device)
-            own.append((first, origin))
+            own.append((first, origin, position, factor))
             first += len(origin)
-        for estimator, (start, origin) in enumerate(own):
-            position, factor = origin // max(count, 1), origin % max(count, 1)
+        for estimator, (start, origin, position, factor) in enumerate(own):
             sending = others[position]  # (slots, order − 1)
             parts.append(
                 Slots(
@@ -125,8 +123,6 @@ def index_messages(
         )
         for estimator in range(estimators)
     )
-    if len(parts) == 1:
-        return MessageIndex(tuple(parts), parts[0].receivers, counts, tuple(row_of))
     receivers = torch.cat([part.receivers for part in parts]) if parts else torch.zeros(0, dtype=torch.long)
     return MessageIndex(tuple(parts), receivers, counts, tuple(row_of))
 

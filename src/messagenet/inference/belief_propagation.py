@@ -35,16 +35,7 @@ from torch import Tensor
 
 from messagenet.errors import InputError
 from messagenet.graph.factor_graph import FactorGraph, Potentials
-from messagenet.inference.engine import (
-    PassingSettings,
-    Problem,
-    Propagation,
-    Result,
-    Trace,
-    align,
-    iterate,
-    require_factor_graph,
-)
+from messagenet.inference.engine import PassingSettings, Problem, Propagation, Result, Trace, align, iterate
 from messagenet.inference.evidence import observe
 from messagenet.inference.factors import FactorTable, by_position, collect, gather, num_rows, widen
 from messagenet.inference.grid_propagation import LinearGrid
@@ -319,35 +310,24 @@ class BeliefPropagation(PassingSettings):
         """
         if evidence is not None:
             return observe(graph, potentials, evidence).run(self, messages)
-        require_factor_graph(graph)
-        return pass_messages(graph, potentials, self, self.factor_weights(graph), messages)
+        problem = align(graph, potentials, self.temperature)
+        weights = self.factor_weights(graph)
+        propagator = Propagator.build(problem, maximise=self.temperature == 0, factor_weights=weights)
+        start = None if messages is None else propagator.as_messages(messages)
+        final = propagate(propagator, self, start)
+        log_marginals = propagator.log_marginals(final.beliefs)
+        scale = self.temperature if self.temperature > 0 else 1.0
+        return Result(
+            problem.to_user_layout(log_marginals),
+            *final.trace,
+            compute_log_z=lambda: problem.to_user_batch(scale * propagator.log_z(final.messages)),
+            compute_log_factor_marginals=lambda: problem.to_user_factors(
+                propagator.log_factor_marginals(final.messages)
+            ),
+            compute_map_state=lambda: problem.to_user_layout(log_marginals.argmax(-1)),
+            compute_messages=lambda: problem.to_user_layout(final.messages),
+        )
 
     def factor_weights(self, graph: FactorGraph) -> Tensor | None:
         """ρ_F of each factor, (factors,); None for ones."""
         return None
-
-
-def pass_messages(
-    graph: FactorGraph,
-    potentials: Potentials,
-    settings: PassingSettings,
-    factor_weights: Tensor | None,
-    messages: Tensor | None,
-) -> Result:
-    """Runs the schedule and computes the result."""
-    problem = align(graph, potentials, settings.temperature)
-    propagator = Propagator.build(problem, maximise=settings.temperature == 0, factor_weights=factor_weights)
-    start = None if messages is None else propagator.as_messages(messages)
-    final = propagate(propagator, settings, start)
-    log_marginals = propagator.log_marginals(final.beliefs)
-    scale = settings.temperature if settings.temperature > 0 else 1.0
-    return Result(
-        log_marginals=problem.to_user_layout(log_marginals),
-        iterations=final.trace.iterations,
-        converged=final.trace.converged,
-        history=final.trace.history,
-        compute_log_z=lambda: problem.to_user_batch(scale * propagator.log_z(final.messages)),
-        compute_log_factor_marginals=lambda: problem.to_user_factors(propagator.log_factor_marginals(final.messages)),
-        compute_map_state=lambda: problem.to_user_layout(log_marginals.argmax(-1)),
-        compute_messages=lambda: problem.to_user_layout(final.messages),
-    )

@@ -253,27 +253,26 @@ class Problem:
 
     def require_possible(self, beliefs: Tensor) -> None:
         """Refuses beliefs (variables, batch, states) that give some variable no possible state."""
-        if not self.has_zeros:
-            return
-        lost = (beliefs == -INF).all(-1).nonzero()
-        if len(lost):
-            raise InputError(
-                f"variable {int(lost[0, 0])} has no possible state: zero potentials (or the evidence) contradict"
-                " each other; give some joint state a positive potential"
-            )
+        if self.has_zeros:
+            refuse_impossible((beliefs == -INF).all(-1))
 
 
-def require_factor_graph(graph: object) -> None:
-    """Refuses anything else in the place of a factor graph."""
-    if not isinstance(graph, FactorGraph):
+def refuse_impossible(without_states: Tensor) -> None:
+    """Refuses variables that have no possible state, marked in (variables, ...)."""
+    lost = without_states.nonzero()
+    if len(lost):
         raise InputError(
-            f"graph is a {type(graph).__name__}; give FactorGraph(cardinalities, scopes) or GridFactorGraph.from_grid"
+            f"variable {int(lost[0, 0])} has no possible state: zero potentials (or the evidence) contradict"
+            " each other; give some joint state a positive potential"
         )
 
 
 def align(graph: FactorGraph, potentials: Potentials, temperature: float = 1.0) -> Problem:
     """Checks the potentials, aligns them, and divides them by the temperature (0, maximisation, leaves them alone)."""
-    require_factor_graph(graph)
+    if not isinstance(graph, FactorGraph):
+        raise InputError(
+            f"graph is a {type(graph).__name__}; give FactorGraph(cardinalities, scopes) or GridFactorGraph.from_grid"
+        )
     if not hasattr(potentials, "__len__") or len(potentials) not in (graph.num_factors, len(graph.groups)):
         given = len(potentials) if hasattr(potentials, "__len__") else type(potentials).__name__
         raise InputError(

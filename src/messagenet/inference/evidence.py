@@ -10,7 +10,7 @@ without variables becomes a constant. Results are mapped back to the original st
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from messagenet.errors import InputError
 from messagenet.graph.factor_graph import FactorGraph, FactorGroup, Potentials
-from messagenet.inference.engine import Engine, Result, align
+from messagenet.inference.engine import Engine, Result, align, refuse_impossible
 from messagenet.inference.log_math import INF
 
 
@@ -68,14 +68,12 @@ class ConditionedGraph:
 
     def restore(self, result: Result) -> Result:
         """The same answers about the original states; excluded ones have probability 0."""
-        return Result(
+        return replace(
+            result,
             log_marginals=self._marginals(result.log_marginals),
-            iterations=result.iterations,
-            converged=result.converged,
-            history=result.history,
-            compute_log_z=lambda: result.log_z,
             compute_log_factor_marginals=lambda: self._factor_marginals(result.log_factor_marginals),
             compute_map_state=lambda: self._map_state(result.map_state),
+            compute_messages=None,
         )
 
     def _marginals(self, logs: Tensor) -> Tensor:
@@ -146,12 +144,7 @@ def possible_states(graph: FactorGraph, potentials: Potentials) -> Tensor:
 def restrict(graph: FactorGraph, potentials: Potentials, allowed: Tensor) -> ConditionedGraph:
     """Keeps only the allowed states, given as a (variables, max_cardinality) mask."""
     counts = allowed.sum(1)
-    if bool((counts == 0).any()):
-        variable = int((counts == 0).nonzero()[0])
-        raise InputError(
-            f"variable {variable} has no possible state: zero potentials (or the evidence) contradict each other;"
-            " give some joint state a positive potential"
-        )
+    refuse_impossible(counts == 0)
     width = int(counts.max())
     states = torch.where(allowed, torch.arange(allowed.shape[1], device=allowed.device), allowed.shape[1])
     states = states.sort(1).values[:, :width]

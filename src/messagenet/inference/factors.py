@@ -69,6 +69,16 @@ def both_directions(table: Tensor, first: Tensor, second: Tensor) -> list[Tensor
     return list(_BothDirections.apply(table, first, second))  # type: ignore[no-untyped-call]
 
 
+def add_on_axes(tables: Tensor, messages: Sequence[Tensor], skip: int = -1) -> Tensor:
+    """Tables (factors, batch, *shape) plus, along the axis of each position but `skip`, its messages."""
+    for position, message in enumerate(messages):
+        if position != skip:
+            shape = [1] * len(messages)
+            shape[position] = message.shape[-1]
+            tables = tables + message.reshape(*message.shape[:2], *shape)
+    return tables
+
+
 @dataclass(frozen=True, eq=False)
 class FactorTable:
     """Log-potentials of a group, ready to send messages."""
@@ -121,22 +131,13 @@ class FactorTable:
 
     def log_beliefs(self, incoming: Sequence[Tensor]) -> Tensor:
         """(factors, batch, *shape) logs of the joint distribution of each factor's scope."""
-        return log_normalise(self._joint(self.logs, incoming), range(2, self.logs.ndim))
-
-    def _joint(self, logs: Tensor, incoming: Sequence[Tensor], skip: int = -1) -> Tensor:
-        """θ_F plus every incoming message but the one at position `skip`, on the axes of the table."""
-        for position, message in enumerate(incoming):
-            if position != skip:
-                shape = [1] * self.order
-                shape[position] = message.shape[-1]
-                logs = logs + message.reshape(*message.shape[:2], *shape)
-        return logs
+        return log_normalise(add_on_axes(self.logs, incoming), range(2, self.logs.ndim))
 
     def _others(self, position: int) -> list[int]:
         return [2 + other for other in range(self.order) if other != position]
 
     def _maximum(self, position: int, shifted: Sequence[Tensor]) -> Tensor:
-        best = self._joint(self.logs, shifted, position).amax(self._others(position))
+        best = add_on_axes(self.logs, shifted, position).amax(self._others(position))
         return best - self.offset[..., None]
 
     def _log(self, position: int, total: Tensor, shifted: Sequence[Tensor]) -> Tensor:
@@ -150,7 +151,7 @@ class FactorTable:
     def _recompute(self, position: int, message: Tensor, doubtful: Tensor, shifted: Sequence[Tensor]) -> Tensor:
         rows = doubtful.flatten(1).any(1).nonzero()[:, 0]
         few = self.select(rows)
-        joint = self._joint(few.logs, [logs[rows] for logs in shifted], position)
+        joint = add_on_axes(few.logs, [logs[rows] for logs in shifted], position)
         sums = logsumexp(joint, self._others(position)).reshape(len(rows), *message.shape[1:])
         return message.index_copy(0, rows, sums - few.offset[..., None])
 

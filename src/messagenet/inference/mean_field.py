@@ -31,7 +31,7 @@ from messagenet.graph.relations import Offset
 from messagenet.inference.engine import Problem, Result, align, check_settings, iterate
 from messagenet.inference.evidence import observe
 from messagenet.inference.exact import neighbours
-from messagenet.inference.factors import by_position, collect, contract, gather, rows_by_label, widen
+from messagenet.inference.factors import add_on_axes, by_position, collect, contract, gather, rows_by_label, widen
 from messagenet.inference.log_math import INF, log_normalise, safe_log
 from messagenet.settings import register
 
@@ -158,14 +158,10 @@ class Expectations:
 
     def log_joint(self, log_q: Tensor) -> list[Tensor]:
         """Per group (factors, batch, *shape) logs of the product of marginals."""
-        joints: list[Tensor] = []
+        joints = []
         for group in self._problem.graph.groups:
-            joint = log_q.new_zeros(len(group), log_q.shape[1], *group.shape)
-            for position, logs in enumerate(self._marginals(log_q, group.scopes, group.shape)):
-                shape = [1] * group.order
-                shape[position] = -1
-                joint = joint + logs.reshape(*logs.shape[:2], *shape)
-            joints.append(joint)
+            blank = log_q.new_zeros(len(group), log_q.shape[1], *group.shape)
+            joints.append(add_on_axes(blank, self._marginals(log_q, group.scopes, group.shape)))
         return joints
 
     @staticmethod

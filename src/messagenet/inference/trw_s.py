@@ -28,7 +28,7 @@ from messagenet.errors import InputError
 from messagenet.graph.factor_graph import FactorGraph, Potentials
 from messagenet.inference.engine import Problem, Result, align, check_number, check_settings
 from messagenet.inference.evidence import ConditionalEngine
-from messagenet.inference.factors import collect, num_rows, rows_by_label
+from messagenet.inference.factors import add_on_axes, collect, num_rows, rows_by_label
 from messagenet.inference.log_math import INF, log_normalise, subtract
 from messagenet.settings import register
 
@@ -205,7 +205,7 @@ class _Chains:
                     subtract(end, messages[start : start + len(group), :, : end.shape[-1]])
                     for end, start in zip(ends, starts, strict=True)
                 ]
-                marginals.append(log_normalise(table + ends[0][..., None] + ends[1][..., None, :], (2, 3)))
+                marginals.append(log_normalise(add_on_axes(table, ends), (2, 3)))
             else:
                 marginals.append(log_normalise(ends[0]))
         return marginals
@@ -223,29 +223,19 @@ def _steps(problem: Problem) -> tuple[_Step, ...]:
     for before in earlier:
         depth.append(1 + max((depth[other] for other in before), default=-1))
     level = torch.tensor(depth, device=graph.cardinalities.device)
-    later_edges: list[list[_Edges]] = [[] for _ in range(max(depth) + 1)]
-    earlier_edges: list[list[_Edges]] = [[] for _ in range(max(depth) + 1)]
+    edges: list[tuple[list[_Edges], list[_Edges]]] = [([], []) for _ in range(max(depth) + 1)]  # later, earlier
     for group, logs, starts in zip(graph.groups, problem.aligned, graph.incidence.starts, strict=True):
         if group.order != 2:
             continue
         for position in range(2):
             sender, receiver = group.scopes[:, position], group.scopes[:, 1 - position]
             table = logs if position == 0 else logs.transpose(2, 3)
-            for found, ahead in ((later_edges, receiver > sender), (earlier_edges, receiver < sender)):
-                chosen = ahead.nonzero()[:, 0]
+            for side, on_side in enumerate((receiver > sender, receiver < sender)):
+                chosen = on_side.nonzero()[:, 0]
                 for step, selected in rows_by_label(level[sender[chosen]]):
                     rows = chosen[selected]
-                    found[step].append(
-                        _Edges(
-                            table if table.shape[0] == 1 else table[rows],
-                            sender[rows],
-                            receiver[rows],
-                            rows + starts[position],
-                            rows + starts[1 - position],
-                        )
-                    )
+                    own = table if len(table) == 1 else table[rows]
+                    at_ends = rows + starts[position], rows + starts[1 - position]
+                    edges[step][side].append(_Edges(own, sender[rows], receiver[rows], *at_ends))
     members = dict(rows_by_label(level))
-    return tuple(
-        _Step(members[index], tuple(later), tuple(before))
-        for index, (later, before) in enumerate(zip(later_edges, earlier_edges, strict=True))
-    )
+    return tuple(_Step(members[index], tuple(later), tuple(before)) for index, (later, before) in enumerate(edges))

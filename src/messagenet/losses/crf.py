@@ -54,6 +54,7 @@ from messagenet.settings import at_least, register
 _LEFT_OUT = -1  # 255 is a pair of classes
 _TOLERANCE = 1e-4  # of belief propagation in training
 Query = Callable[[FactorGraph, Potentials], Result]
+MessageMemory = dict[str, Tensor]  # the last messages of every image, by id, in main memory
 
 
 class CRFLoss(NodeLoss):
@@ -106,7 +107,7 @@ class Likelihood(CRFLoss):
         super().__init__(cell_label=cell_label)
         at_least(1, iterations=iterations)
         self.engine = BeliefPropagation(max_iterations=iterations, tolerance=_TOLERANCE)
-        self.memory = MessageMemory() if persistent_messages else None
+        self.memory: MessageMemory | None = {} if persistent_messages else None
 
     def on_features(
         self, head: Any, features: Features, labels: Tensor, mask: Tensor | None = None, ids: Sequence[str] = ()
@@ -203,13 +204,17 @@ def _marginal_residuals(
 
 
 def _warm_started(engine: Engine, memory: MessageMemory, ids: Sequence[str]) -> Query:
+    """A query that starts from the images' last messages: zeros if there are none, or for another map size."""
     assert isinstance(engine, BeliefPropagation)
 
     def query(graph: FactorGraph, potentials: Potentials) -> Result:
         rows = sum(len(group) * group.order for group in graph.groups if group.order > 1)
-        result = engine.run(graph, potentials, memory.recall(ids, (rows, graph.max_cardinality)))
+        stored, nothing = (memory.get(name) for name in ids), torch.zeros(rows, graph.max_cardinality)
+        start = torch.stack([nothing if m is None or m.shape != nothing.shape else m for m in stored])
+        result = engine.run(graph, potentials, start)
         assert result.messages is not None
-        memory.store(ids, result.messages)
+        for name, own in zip(ids, result.messages.detach().cpu(), strict=True):
+            memory[name] = own.clone()
         return result
 
     return query
@@ -223,30 +228,3 @@ def _residual(marginals: Tensor, states: Tensor, present: Tensor) -> Tensor:
 
 def _expected(pair: PairTable, residual: Tensor) -> Tensor:
     return recompute(lambda: (at_least_float32(pair.table()) * residual).sum())
-
-
-class MessageMemory:
-    """The last messages of every image, by id, in main memory.
-
-    >>> memory = MessageMemory()
-    >>> memory.store(["cat"], torch.ones(1, 5, 3))
-    >>> memory.recall(["cat", "dog"], (5, 3)).sum((1, 2))
-    tensor([15.,  0.])
-    """
-
-    def __init__(self) -> None:
-        self._messages: dict[str, Tensor] = {}
-
-    def __len__(self) -> int:
-        return len(self._messages)
-
-    def recall(self, ids: Sequence[str], shape: tuple[int, int]) -> Tensor:
-        """Initial messages, (B, *shape); zeros for images not seen before, or seen with another map size."""
-        stored = (self._messages.get(name) for name in ids)
-        nothing = torch.zeros(shape)
-        return torch.stack([nothing if m is None or m.shape != shape else m for m in stored])
-
-    def store(self, ids: Sequence[str], messages: Tensor) -> None:
-        """Stores the messages (B, rows, K) of some images."""
-        for name, own in zip(ids, messages.detach().cpu(), strict=True):
-            self._messages[name] = own.clone()

@@ -81,9 +81,7 @@ class CrossEntropy:
         between(0, 1, label_smoothing=label_smoothing)
         if resolution == "pixels" and cell_label != "centre":
             raise InputError("cell_label is for a loss at the nodes; set resolution=nodes, or leave it out")
-        self.resolution = resolution
-        self.cell_label = cell_label
-        self.label_smoothing = label_smoothing
+        self.options = {"resolution": resolution, "cell_label": cell_label, "label_smoothing": label_smoothing}
         self.iteration_weights = tuple(iteration_weights)
 
     def __call__(self, model: SegmentationModel, batch: Batch) -> LossSum:
@@ -110,15 +108,8 @@ class CrossEntropy:
         return (*(given * earlier if len(given) == 1 else given), 1.0)
 
     def _loss(self, logits: Tensor, stride: float, target: Tensor, sizes: Tensor | None) -> LossSum:
-        return marginal_cross_entropy(
-            logits,
-            target,
-            stride,
-            resolution=self.resolution,
-            cell_label=self.cell_label,
-            label_smoothing=self.label_smoothing,
-            sizes=sizes,
-        )
+        options: dict[str, Any] = self.options
+        return marginal_cross_entropy(logits, target, stride, sizes=sizes, **options)
 
 
 class NodeLoss:
@@ -198,7 +189,8 @@ def marginal_cross_entropy(
             logits, target, ignore_index=VOID, reduction="sum", label_smoothing=label_smoothing
         )
     elif resolution == "pixels":
-        total = pixel_cross_entropy(logits, target, stride, label_smoothing, sizes)
+        arguments = (logits, target, stride, label_smoothing, sizes)
+        total = _PixelCrossEntropy.apply(*arguments)  # type: ignore[no-untyped-call]
     else:
         raise InputError(f"unknown resolution {resolution!r}; {nearest(resolution, get_args(Resolution))}")
     return LossSum(total, (target != VOID).sum())
@@ -221,26 +213,18 @@ def sum_losses(losses: Iterable[LossSum]) -> LossSum:
     return LossSum(torch.stack(totals).sum(), torch.stack(counts).sum())
 
 
-def pixel_cross_entropy(
-    logits: Tensor, target: Tensor, stride: float, label_smoothing: float = 0.0, sizes: Tensor | None = None
-) -> Tensor:
-    """− Σ log softmax(upsample(logits))[ŷ] over the labelled pixels, a scalar; arguments as above."""
-    whole = [list(target.shape[1:])] * len(target)
-    cut = whole if sizes is None else sizes.tolist()
-    arguments = (logits, target, stride, label_smoothing, cut)
-    total: Tensor = _PixelCrossEntropy.apply(*arguments)  # type: ignore[no-untyped-call]
-    return total
-
-
 class _PixelCrossEntropy(torch.autograd.Function):
+    """− Σ log softmax(upsample(logits))[ŷ] over the labelled pixels, a scalar; arguments as above."""
+
     @staticmethod
     def forward(
-        ctx: Any, logits: Tensor, target: Tensor, stride: float, label_smoothing: float, sizes: list[list[int]]
+        ctx: Any, logits: Tensor, target: Tensor, stride: float, label_smoothing: float, sizes: Tensor | None
     ) -> Tensor:
+        whole = [list(target.shape[1:])] * len(target)
         total = logits.new_zeros(())
         gradient = torch.zeros_like(logits) if ctx.needs_input_grad[0] else None
         matrices: dict[tuple[int, int], Tensor] = {}
-        for index, size in enumerate(sizes):
+        for index, size in enumerate(whole if sizes is None else sizes.tolist()):
             for axis in (0, 1):
                 if (axis, size[axis]) not in matrices:
                     nodes, pixels = logits.shape[2 + axis], size[axis]

@@ -317,9 +317,8 @@ def _accumulate(mode: str, here: Tensor, there: Tensor, weights: Tensor, offsets
 
 def numba_total(receiver: Tensor, sender: Tensor, gate: Tensor | None, offsets: Offsets) -> Tensor:
     """S by the Numba kernel."""
-    if gate is None:
-        return _accumulate("RELU", receiver, sender, sender, offsets)
-    return _accumulate("GATED_RELU", receiver, sender, gate, offsets)
+    mode, weights = ("RELU", sender) if gate is None else ("GATED_RELU", gate)
+    return _accumulate(mode, receiver, sender, weights, offsets)
 
 
 def numba_gradients(
@@ -372,7 +371,7 @@ def register_operator(name: str, arguments: Callable[..., Any], *, differentiabl
     `arguments` is a NamedTuple of the operator's arguments, tensors first, with methods `forward()`, `shape()` of the
     result, and `gradients(grad)` of the first `differentiable` arguments.
     """
-    types = get_type_hints(arguments)
+    types = {name: kind for name, kind in get_type_hints(arguments).items() if name != "return"}
     schema = ", ".join(f"{_SCHEMA_TYPES[kind]} {field}" for field, kind in types.items())
     tensors = sum(kind is Tensor for kind in types.values())
 
@@ -426,40 +425,30 @@ def to_common_dtype(*tensors: Tensor) -> list[Tensor]:
     return [values.to(dtype) for values in tensors]
 
 
-class _GatedReluSum(NamedTuple):  # the arguments of `relu_sum`, offsets as runs
-    receiver: Tensor
-    sender: Tensor
-    gate: Tensor
-    runs: Sequence[int]
+class _ReluSum:
+    """A fused sum with contiguous tensors; offsets come as runs."""
+
+    def __init__(self, receiver: Tensor, sender: Tensor, gate: Tensor | None, runs: Sequence[int]) -> None:
+        tensors = receiver.contiguous(), sender.contiguous(), None if gate is None else gate.contiguous()
+        self.arguments = *tensors, from_runs(tuple(runs))
 
     def shape(self) -> Sequence[int]:
-        return self.receiver.shape
+        return self.arguments[0].shape
 
     def forward(self) -> Tensor:
-        tensors = self.receiver.contiguous(), self.sender.contiguous(), self.gate.contiguous()
-        return backend_for(self.receiver).total(*tensors, from_runs(tuple(self.runs)))
+        return backend_for(self.arguments[0]).total(*self.arguments)
 
     def gradients(self, grad: Tensor) -> tuple[Tensor, ...]:
-        tensors = self.receiver.contiguous(), self.sender.contiguous(), self.gate.contiguous()
-        return backend_for(grad).gradients(grad.contiguous(), *tensors, from_runs(tuple(self.runs)))
+        return backend_for(grad).gradients(grad.contiguous(), *self.arguments)
 
 
-class _ReluSum(NamedTuple):  # without a gate
-    receiver: Tensor
-    sender: Tensor
-    runs: Sequence[int]
-
-    def shape(self) -> Sequence[int]:
-        return self.receiver.shape
-
-    def forward(self) -> Tensor:
-        tensors = self.receiver.contiguous(), self.sender.contiguous(), None
-        return backend_for(self.receiver).total(*tensors, from_runs(tuple(self.runs)))
-
-    def gradients(self, grad: Tensor) -> tuple[Tensor, ...]:
-        tensors = self.receiver.contiguous(), self.sender.contiguous(), None
-        return backend_for(grad).gradients(grad.contiguous(), *tensors, from_runs(tuple(self.runs)))
+def _relu_sum(receiver: Tensor, sender: Tensor, runs: Sequence[int]) -> _ReluSum:
+    return _ReluSum(receiver, sender, None, runs)
 
 
-register_operator("relu_sum", _ReluSum, differentiable=2)
-register_operator("gated_relu_sum", _GatedReluSum, differentiable=3)
+def _gated_relu_sum(receiver: Tensor, sender: Tensor, gate: Tensor, runs: Sequence[int]) -> _ReluSum:
+    return _ReluSum(receiver, sender, gate, runs)
+
+
+register_operator("relu_sum", _relu_sum, differentiable=2)
+register_operator("gated_relu_sum", _gated_relu_sum, differentiable=3)

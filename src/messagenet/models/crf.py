@@ -319,14 +319,16 @@ def pair_graph(unary: Tensor, relations: Iterable[Pairs], present: Tensor | None
     they are independent of all others and add log K each to log Z.
     """
     height, width, num_classes = unary.shape[1:]
-    pairs = tuple(pair for each in relations for pair in each if window((height, width), pair.offset))
-    graph = grid_of_offsets(height, width, tuple(pair.offset for pair in pairs), num_classes)
+    every = ((pair, window((height, width), pair.offset)) for each in relations for pair in each)
+    inside = [(pair, w) for pair, w in every if w is not None]
+    graph = grid_of_offsets(height, width, tuple(pair.offset for pair, _ in inside), num_classes)
     if unary.device != graph.cardinalities.device:
         graph = graph.to(unary.device)
-    tables = [_mask_pairs(at_least_float32(pair.table()), pair.offset, present) for pair in pairs]
+    tables = [_mask_pairs(at_least_float32(pair.table()), w, present) for pair, w in inside]
     alone = at_least_float32(unary)
     if present is not None:
         alone = torch.where(present[..., None], alone, 0)
+    pairs = tuple(pair for pair, _ in inside)
     return PairGraph(graph, graph.potentials(alone.permute(0, 3, 1, 2), tables), pairs)
 
 
@@ -337,11 +339,8 @@ def grid_of_offsets(height: int, width: int, offsets: tuple[Offset, ...], num_cl
     >>> [block.shape for block in grid_of_offsets(3, 4, ((0, 1), (-1, 2)), 5).blocks]
     [(3, 3), (2, 2)]
     """
-    blocks = []
-    for offset in offsets:
-        w = window((height, width), offset)
-        assert w is not None, "an offset that leaves the map has no pairs"
-        blocks.append(EdgeBlock("", offset, w.receivers[1:], w.senders[1:]))
+    windows = ((offset, window((height, width), offset)) for offset in offsets)
+    blocks = [EdgeBlock("", offset, w.receivers[1:], w.senders[1:]) for offset, w in windows if w is not None]
     return GridFactorGraph.from_edges(GridGraph(height, width), blocks, num_classes)
 
 
@@ -350,12 +349,8 @@ def both_present(present: Tensor, w: Window) -> Tensor:
     return present[w.receivers] & present[w.senders]
 
 
-def _mask_pairs(table: Tensor, offset: Offset, present: Tensor | None) -> Tensor:
-    if present is None:
-        return table
-    w = window(present.shape[1:], offset)
-    assert w is not None
-    return torch.where(both_present(present, w)[..., None, None], table, 0)
+def _mask_pairs(table: Tensor, w: Window, present: Tensor | None) -> Tensor:
+    return table if present is None else torch.where(both_present(present, w)[..., None, None], table, 0)
 
 
 def paired_relations(relations: Sequence[Relation]) -> tuple[Relation, ...]:

@@ -11,11 +11,11 @@ import os
 import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset
 
 from messagenet.data import Augment, Sample, SegmentationData, augment_sample, epoch_order, generator
 from messagenet.errors import InputError
@@ -72,19 +72,6 @@ class Plan:
                 yield [(epoch, int(index)) for index in batch]
 
 
-class PlannedBatches(Sampler[list[Key]]):
-    """The batches of a plan, as a loader takes them."""
-
-    def __init__(self, plan: Plan, rank: int, start_step: int) -> None:
-        self.plan, self.rank, self.start_step = plan, rank, start_step
-
-    def __iter__(self) -> Iterator[list[Key]]:
-        return self.plan.batches(self.rank, self.start_step)
-
-    def __len__(self) -> int:
-        return (self.plan.total_steps - self.start_step) * self.plan.accumulate
-
-
 class AugmentedData(Dataset[Sample]):
     """Samples by (epoch, index), augmented anew in every epoch."""
 
@@ -114,8 +101,11 @@ def make_loader(
     collate: Callable[[list[Any]], T],
     workers: int,
     pin_memory: bool = False,
-) -> Iterable[T]:
-    """A loader of the samples under each batch's keys; workers use one thread each and prefetch a few batches."""
+) -> Iterator[T]:
+    """The samples under each batch's keys; workers use one thread each and prefetch a few batches.
+
+    Input errors of workers are raised without their traceback.
+    """
     loader: DataLoader[T] = DataLoader(
         data,
         batch_sampler=batches,  # type: ignore[arg-type]
@@ -125,25 +115,15 @@ def make_loader(
         worker_init_fn=_begin_worker if workers else None,
         prefetch_factor=PREFETCH if workers else None,
     )
-    return _Plainly(loader)
+    try:
+        yield from loader
+    except InputError as error:
+        raise InputError(str(error).rpartition(f"{type(error).__name__}: ")[2].strip()) from None
 
 
 def only(samples: list[T]) -> T:
     """Collates a batch of one."""
     return samples[0]
-
-
-class _Plainly(Generic[T]):
-    """A loader that raises its workers' input errors without their traceback."""
-
-    def __init__(self, loader: Iterable[T]) -> None:
-        self.loader = loader
-
-    def __iter__(self) -> Iterator[T]:
-        try:
-            yield from self.loader
-        except InputError as error:
-            raise InputError(str(error).rpartition(f"{type(error).__name__}: ")[2].strip()) from None
 
 
 def default_workers(processes: int = 1) -> int:

@@ -27,19 +27,8 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.data import Dataset
 
-from messagenet.data import (
-    VOID,
-    Augment,
-    Batch,
-    ClassSubset,
-    ConcatData,
-    PairedFiles,
-    Sample,
-    SegmentationData,
-    Subset,
-    augment_sample,
-    generator,
-)
+from messagenet.data import VOID, Augment, Batch, PairedFiles, Sample, SegmentationData, augment_sample, generator
+from messagenet.data.dataset import DataView
 from messagenet.errors import InputError, write_atomically
 from messagenet.models import SegmentationModel
 from messagenet.models.base import SHARED, head_trait
@@ -254,8 +243,6 @@ def _files(data: SegmentationData) -> Iterator[Path]:
             yield pair.image
             if pair.mask is not None:
                 yield pair.mask
-    elif isinstance(data, (ClassSubset, Subset)):
-        yield from _files(data.data)
-    elif isinstance(data, ConcatData):
-        for part in data.parts:
+    elif isinstance(data, DataView):
+        for part in dict.fromkeys(part for part, _ in data.sources):
             yield from _files(part)

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from messagenet.data import Batch, SegmentationData, Subset, balanced_indices, collate
 from messagenet.errors import InputError
 from messagenet.settings import find, register
-from messagenet.training.batches import AugmentedData, Plan, PlannedBatches, RepeatedData, default_workers, make_loader
+from messagenet.training.batches import AugmentedData, Plan, RepeatedData, default_workers, make_loader
 from messagenet.training.build import DataSets, build_model, check_reach, check_training_data, open_sets
 from messagenet.training.checkpoint import (
     Checkpoint,
@@ -276,25 +276,21 @@ class GradientTraining(TrainMethod):
         device, processes = str(self.accelerator.device), self.accelerator.num_processes
         return RunInfo(self.folder.root, *steps, *images, parameters, device, processes, self.best)
 
-    @property
-    def _cache_folder(self) -> Path:
-        folder = self.config.run.cache_folder
-        return Path(folder) if folder else self.folder.features
-
     def _build_cache(self, make: Callable[..., FeatureCache], data: SegmentationData) -> FeatureCache:
-        cache = make(self.learner.model, data, self._cache_folder, self.config)
+        folder = Path(self.config.run.cache_folder or self.folder.features)
+        cache = make(self.learner.model, data, folder, self.config)
         cache.build(self.accelerator, self.workers, self.callback.caching)
         return cache
 
     def _batches(self) -> Iterator[Batch]:
-        batches = PlannedBatches(self.plan, self.accelerator.process_index, self.step)
+        batches = self.plan.batches(self.accelerator.process_index, self.step)
         pin = self.accelerator.device.type == "cuda"
         if self.train_cache is not None:
             cached: RepeatedData[CachedFeatures] = RepeatedData(self.train_cache, self.indices)
-            return iter(make_loader(cached, batches, collate_features, self.workers, pin))
+            return make_loader(cached, batches, collate_features, self.workers, pin)
         repeated = Subset(self.data.train, self.indices)  # a repeated image varies in its own way each time
         data = AugmentedData(repeated, self.config.augment, self.config.run.seed)
-        return iter(make_loader(data, batches, collate, self.workers, pin))
+        return make_loader(data, batches, collate, self.workers, pin)
 
     def _loop(self, interrupt: Interrupt) -> bool:
         """Takes the remaining steps; returns whether it was asked to stop before the last."""

@@ -8,8 +8,9 @@ A resumed run first drops the records after its checkpoint, so the file is alway
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -172,18 +173,11 @@ Record = dict[str, Any]
 
 def read_log(path: str | Path) -> list[Record]:
     """The records of a log, up to a line that was cut off."""
-    return list(_records(Path(path)))
-
-
-def _records(path: Path) -> Iterator[Record]:
-    if not path.is_file():
-        return
-    with path.open(encoding="utf-8") as file:
+    records: list[Record] = []
+    with contextlib.suppress(FileNotFoundError, json.JSONDecodeError), Path(path).open(encoding="utf-8") as file:
         for line in file:
-            try:
-                yield json.loads(line)
-            except json.JSONDecodeError:
-                return
+            records.append(json.loads(line))
+    return records
 
 
 class RunLog:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import product
+from itertools import groupby, islice, product
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +17,7 @@ import torch
 from accelerate import Accelerator  # type: ignore[import-untyped]
 from torch import Tensor
 
-from messagenet.data import Sample, SegmentationData
+from messagenet.data import SegmentationData
 from messagenet.data.images import ImageArray
 from messagenet.errors import InputError
 from messagenet.evaluation import Confusion, iou_per_class, mean_iou, pixel_accuracy
@@ -28,7 +28,7 @@ from messagenet.prediction import PredictOptions, Predictor
 from messagenet.prediction.predictor import most_probable
 from messagenet.prediction.scoring import require_same_classes
 from messagenet.training.batches import make_loader, only
-from messagenet.training.feature_cache import CachedFeatures, FeatureCache, collate_features
+from messagenet.training.feature_cache import FeatureCache, collate_features
 
 MAX_GROUP = 8
 
@@ -58,30 +58,26 @@ class Validation:
     def _predictions(self, predictor: Predictor) -> Iterator[tuple[Any, Any]]:
         """Labels and targets, each (H, W), of this process's share of the images."""
         share = range(self.accelerator.process_index, len(self.data), self.accelerator.num_processes)
+        items: Iterator[tuple[Any, Any]]  # images or features, with their target
         if self.cache is None:
             samples = make_loader(self.data, [[index] for index in share], only, self.workers)
-            yield from self._from_images(predictor, (sample for sample in samples if sample.mask is not None))
+            items = ((sample.image, sample.mask) for sample in samples if sample.mask is not None)
         else:
             entries = make_loader(self.cache, [[(0, index)] for index in share], only, self.workers)
-            yield from self._from_features(predictor, entries)
-
-    def _from_images(self, predictor: Predictor, samples: Iterable[Sample]) -> Iterator[tuple[Any, Any]]:
-        for group in equal_sizes(samples, lambda sample: sample.image.shape):
-            images = [sample.image for sample in group]
+            items = ((entry, entry.target.numpy()) for entry in entries)
+        for group in equal_sizes(items, lambda item: item[1].shape):
+            inputs, targets = zip(*group, strict=True)
             with self.accelerator.autocast():
-                logits = predictor.node_logits(images)
-            for nodes, sample in zip(logits, group, strict=True):
-                yield _labels(predictor, nodes, sample.mask.shape), sample.mask
+                logits = self._node_logits(predictor, inputs, targets[0].shape)
+            for nodes, target in zip(logits, targets, strict=True):
+                yield _labels(predictor, nodes, target.shape), target
 
-    def _from_features(self, predictor: Predictor, entries: Iterable[CachedFeatures]) -> Iterator[tuple[Any, Any]]:
-        for group in equal_sizes(entries, lambda entry: entry.target.shape):
-            size = (group[0].target.shape[0], group[0].target.shape[1])
-            features = collate_features(group).to(self.accelerator.device).features
-            assert features is not None
-            with self.accelerator.autocast():
-                logits = predictor.from_features(features, size)
-            for nodes, entry in zip(logits, group, strict=True):
-                yield _labels(predictor, nodes, size), entry.target.numpy()
+    def _node_logits(self, predictor: Predictor, inputs: Sequence[Any], size: tuple[int, int]) -> Tensor:
+        if self.cache is None:
+            return predictor.node_logits(inputs)
+        features = collate_features(inputs).to(self.accelerator.device).features
+        assert features is not None
+        return predictor.from_features(features, size)
 
 
 def _labels(predictor: Predictor, nodes: Tensor, size: tuple[int, ...], image: ImageArray | None = None) -> Any:
@@ -105,14 +101,9 @@ def equal_sizes(items: Iterable[Any], size: Callable[[Any], Any]) -> Iterator[li
     >>> list(equal_sizes(["ab", "cd", "e"], len))
     [['ab', 'cd'], ['e']]
     """
-    group: list[Any] = []
-    for item in items:
-        if group and (len(group) == MAX_GROUP or size(item) != size(group[0])):
+    for _, same in groupby(items, size):
+        while group := list(islice(same, MAX_GROUP)):
             yield group
-            group = []
-        group.append(item)
-    if group:
-        yield group
 
 
 class TuneResult(NamedTuple):

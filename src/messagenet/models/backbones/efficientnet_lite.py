@@ -27,7 +27,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import partial, reduce
 from math import ceil
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -335,25 +335,14 @@ def _trunk(stages: Sequence[_Stage], output_stride: int) -> nn.ModuleList:
     inputs, reached, dilation = _STEM_CHANNELS, 2, 1
     for stage in stages:
         stride = stage.stride if reached < output_stride else 1
-        blocks.append(_block(inputs, stage, stride, dilation, residual=False))
+        block = partial(InvertedResidual, outputs=stage.channels, kernel=stage.kernel, expansion=stage.expansion)
+        blocks.append(block(inputs, stride=stride, dilation=dilation))
         reached *= stride
         dilation *= stage.stride // stride
         for _ in range(stage.repeats - 1):
-            blocks.append(_block(stage.channels, stage, 1, dilation, residual=True))
+            blocks.append(block(stage.channels, dilation=dilation, residual=True))
         inputs = stage.channels
     return blocks
-
-
-def _block(inputs: int, stage: _Stage, stride: int, dilation: int, residual: bool) -> InvertedResidual:
-    return InvertedResidual(
-        inputs,
-        stage.channels,
-        stage.kernel,
-        expansion=stage.expansion,
-        stride=stride,
-        dilation=dilation,
-        residual=residual,
-    )
 
 
 def _checked_levels(levels: Sequence[int]) -> tuple[int, ...]:
