@@ -340,6 +340,8 @@ def test_all_commands_that_predict_take_the_same_options(command):
     assert [_option(each) for each in ours] == [_option(each) for each in shared.values()]
     known = {field.name for field in dataclasses.fields(PredictOptions)}
     assert known - {"overlap", "refine"} == set(shared), "an option of prediction is missing on the command line"
+    explorer = inspect.signature(models.serve, eval_str=True).parameters["longest_side"]
+    assert _option(explorer) == _option(shared["longest_side"])
 
 
 def test_options_of_a_predictor_are_its_own(model):

@@ -152,6 +152,7 @@ def serve(
     samples: Annotated[
         Path | None, typer.Option(help="Folder of sample images. Default: photos and synthetic scenes.")
     ] = None,
+    longest_side: options.LongestSideOption = None,
     browser: Annotated[
         bool | None, typer.Option("--open/--no-open", help="Open the page in a browser. Default: if run in a terminal.")
     ] = None,
@@ -163,8 +164,7 @@ def serve(
     """
     from messagenet.explorer import serve as serve_explorer
 
-    show = sys.stdout.isatty() if browser is None else browser
-    serve_explorer(model or [], host=host, port=port, samples=samples, open_browser=show)
+    serve_explorer(model or [], host=host, port=port, samples=samples, longest_side=longest_side, open_browser=browser)
 
 
 def train(

@@ -43,6 +43,13 @@ ScoredVoidOption = Annotated[
 KeepOption = Annotated[str | None, typer.Option(help="Comma-separated classes to keep, e.g. `background,cat,dog`.")]
 RestOption = Annotated[str, typer.Option(help="What all other classes become: `void` or `background`.")]
 TrainedRestOption = Annotated[str | None, typer.Option(help="What all other classes become: `void` or `background`.")]
+LongestSideOption = Annotated[
+    int | None,
+    typer.Option(
+        help="Reduce larger images to this many pixels first, and upsample the result; 0 for never. Default: the "
+        "model's working size, which is 384 for the bundled model."
+    ),
+]
 SYSTEMS_HELP = (
     "`message`, `unary`, `context_crf`, `crf_pseudo`, `crf_likelihood`, `deeplab_crf`, `deeplab_mcl`, `crf_rnn`, "
     "`inference_machine`, `machine_forward`, `machine_dagger`, `fcn8s`; controls: `ensemble`, `convolution`, "
@@ -56,13 +63,7 @@ def predict_options(
         str, typer.Option(help="Comma-separated scales to predict at and average, e.g. `0.75,1,1.25`.")
     ] = "1",
     tile: Annotated[int, typer.Option(help="Predict images with a longer side than this in tiles.")] = 1024,
-    longest_side: Annotated[
-        int | None,
-        typer.Option(
-            help="Reduce larger images to this many pixels first, and upsample the result; 0 for never. Default: the "
-            "model's working size, which is 384 for the bundled model."
-        ),
-    ] = None,
+    longest_side: LongestSideOption = None,
 ) -> Any:
     """How to predict, from the options of every command that predicts or scores."""
     from messagenet.prediction import PredictOptions
