@@ -123,15 +123,15 @@ class TableRow:
         )
 
 
-def percent(mean: float | None, spread: float | None) -> str:
-    """A mean with its spread in per cent.
+def percent(mean: float | None, spread: float | None, sign: str = "") -> str:
+    """A mean with its spread in per cent; with a sign if `sign` is "+".
 
-    >>> percent(0.5, 0.012), percent(0.5, None), percent(None, None)
-    ('50.0 ± 1.2', '50.0', '–')
+    >>> percent(0.5, 0.012), percent(0.5, None), percent(None, None), percent(0.01, 0.002, "+")
+    ('50.0 ± 1.2', '50.0', '–', '+1.0 ± 0.2')
     """
     if mean is None:
         return "–"
-    return f"{100 * mean:.1f}" + ("" if spread is None else f" ± {100 * spread:.1f}")
+    return f"{100 * mean:{sign}.1f}" + ("" if spread is None else f" ± {100 * spread:.1f}")
 
 
 def table_rows(results: Sequence[RunResult]) -> list[TableRow]:
@@ -142,9 +142,6 @@ def table_rows(results: Sequence[RunResult]) -> list[TableRow]:
 
 def _table_row(results: Sequence[RunResult]) -> TableRow:
     first = results[0]
-    near = [result.trimap_iou[TRIMAP] for result in results if TRIMAP in result.trimap_iou]
-    small = [result.small_accuracy for result in results if result.small_accuracy is not None]
-    unsure = [result.calibration_error for result in results if result.calibration_error is not None]
     return TableRow(
         first.system,
         first.label,
@@ -152,9 +149,9 @@ def _table_row(results: Sequence[RunResult]) -> TableRow:
         tuple(result.seed for result in results),
         statistics.fmean(result.mean_iou for result in results),
         _mean_and_spread([result.mean_iou for result in results])[1],
-        *_mean_and_spread(near),
-        *_mean_and_spread(small),
-        *_mean_and_spread(unsure),
+        *_mean_and_spread([result.trimap_iou.get(TRIMAP) for result in results]),
+        *_mean_and_spread([result.small_accuracy for result in results]),
+        *_mean_and_spread([result.calibration_error for result in results]),
         first.parameters,
         first.outputs_per_factor,
         statistics.fmean(result.train_seconds for result in results),
@@ -164,8 +161,9 @@ def _table_row(results: Sequence[RunResult]) -> TableRow:
     )
 
 
-def _mean_and_spread(values: Sequence[float]) -> tuple[float | None, float | None]:
-    return (statistics.fmean(values) if values else None, statistics.stdev(values) if len(values) > 1 else None)
+def _mean_and_spread(values: Sequence[float | None]) -> tuple[float | None, float | None]:
+    known = [value for value in values if value is not None]
+    return (statistics.fmean(known) if known else None, statistics.stdev(known) if len(known) > 1 else None)
 
 
 def markdown(results: Sequence[RunResult]) -> str:
@@ -257,7 +255,7 @@ def contrasts_markdown(contrasts: Sequence[Contrast]) -> str:
     lines = ["| difference in points | " + " | ".join(f"{c.base} → {c.other}" for c in contrasts) + " |"]
     lines.append("|---|" + "---:|" * len(contrasts))
     for name in dict.fromkeys(name for each in contrasts for name in each.differences):
-        cells = [_points(each.differences.get(name, [])) for each in contrasts]
+        cells = [percent(*_mean_and_spread(each.differences.get(name, [])), "+") for each in contrasts]
         lines.append(f"| {name} | {' | '.join(cells)} |")
     lines.append("| seeds | " + " | ".join(str(len(each.seeds)) for each in contrasts) + " |")
     for each in contrasts:
@@ -265,18 +263,6 @@ def contrasts_markdown(contrasts: Sequence[Contrast]) -> str:
         for (target, label), (before, after) in each.largest:
             lines.append(f"- {target} called {label}: {100 * before:.1f} → {100 * after:.1f}")
     return "\n".join(lines) + "\n"
-
-
-def _points(differences: Sequence[float]) -> str:
-    """A mean with its spread and sign.
-
-    >>> _points([0.01, 0.02]), _points([-0.031]), _points([])
-    ('+1.5 ± 0.7', '-3.1', '–')
-    """
-    if not differences:
-        return "–"
-    spread = f" ± {100 * statistics.stdev(differences):.1f}" if len(differences) > 1 else ""
-    return f"{100 * statistics.fmean(differences):+.1f}{spread}"
 
 
 def _read(path: Path) -> Scores:
@@ -394,12 +380,8 @@ class StudyConsole(StudyCallback):
         """The scores of a system."""
         values = ", ".join(f"{name} {value:g}" for name, value in result.tuned.items())
         tuned = f", tuned on held-out images to {values}" if values else ""
-        self.console.print(
-            f"{index}/{total} {result.system}, seed {result.seed}: mean IoU {result.mean_iou:.1%}{tuned}",
-            markup=False,
-            highlight=False,
-            soft_wrap=True,
-        )
+        said = f"{index}/{total} {result.system}, seed {result.seed}: mean IoU {result.mean_iou:.1%}{tuned}"
+        self.console.out(said, highlight=False)
 
 
 def results_table(results: Sequence[RunResult]) -> Table:

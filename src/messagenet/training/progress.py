@@ -9,7 +9,7 @@ A resumed run first drops the records after its checkpoint, so the file is alway
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -111,20 +111,17 @@ class Bar(TrainCallback):
             f"parameters, {info.device}{processes}"
         )
         if info.start_step >= info.total_steps:
-            self._say_complete(info)
+            self.console.out(
+                f"this run is complete, all {info.total_steps} steps are taken; to train it for longer:\n"
+                f"  messagenet train --out {info.folder} --resume --epochs N (or --set run.steps=N)",
+                highlight=False,
+            )
             return
         if info.start_step:
             self.console.print(f"going on after step {info.start_step}")
         self._best = info.best_iou or 0.0
         self._steps = self._bar.add_task("training", total=info.total_steps, completed=info.start_step, **self._shown)
         self._bar.start()
-
-    def _say_complete(self, info: RunInfo) -> None:
-        text = (
-            f"this run is complete, all {info.total_steps} steps are taken; to train it for longer:\n"
-            f"  messagenet train --out {info.folder} --resume --epochs N (or --set run.steps=N)"
-        )
-        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def caching(self, done: int, total: int) -> None:
         """Moves a second bar, which is removed when it is full."""
@@ -172,18 +169,13 @@ Record = dict[str, Any]
 
 def read_log(path: str | Path) -> list[Record]:
     """The records of a log, up to a line that was cut off."""
-    return list(_records(Path(path)))
-
-
-def _records(path: Path) -> Iterator[Record]:
-    if not path.is_file():
-        return
-    with path.open(encoding="utf-8") as file:
-        for line in file:
-            try:
-                yield json.loads(line)
-            except json.JSONDecodeError:
-                return
+    records: list[Record] = []
+    for line in Path(path).read_text(encoding="utf-8").splitlines() if Path(path).is_file() else ():
+        try:
+            records.append(json.loads(line))
+        except json.JSONDecodeError:
+            break
+    return records
 
 
 class RunLog:
