@@ -132,10 +132,8 @@ class MessagePassing(IterativeHead[GridContext]):
         self.num_classes, self.dependent = num_classes, dependent
         self.check_finite = True
         self.check_options()
-        if type(num_classes) is not int:
-            raise InputError(f"num_classes is {num_classes!r}; give a whole number, at least 2")
-        if num_classes < 2:
-            raise InputError(f"num_classes is {num_classes}; a labelling needs at least 2 classes")
+        if type(num_classes) is not int or num_classes < 2:
+            raise InputError(f"num_classes is {num_classes!r}; give a whole number, at least 2 classes")
         if isinstance(relations, str | Relation):
             raise InputError("relations must be a list such as [surrounding(0.4), above(0.4), below(0.4)]")
         self.relations = GridGraph(1, 1, convert(relations, Sequence[Relation], "relations")).relations
