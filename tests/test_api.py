@@ -19,7 +19,7 @@ from messagenet.graph.formats import format_pr
 from messagenet.inference import BeliefPropagation
 from messagenet.prediction.predictor import PredictOptions
 from messagenet.settings import kinds
-from messagenet.training import TrainCallback
+from messagenet.training import TrainCallback, override
 from result_files import read_map, read_mar, read_pr
 
 QUICK = {"run.steps": 1, "run.batch_size": 2, "run.workers": 0}
@@ -43,6 +43,36 @@ def test_a_predictor_has_its_own_options(given, tmp_path):
 def test_a_predictor_with_options_is_taken_as_it_is():
     ready = predictor(flip=True)
     assert as_predictor(ready) is ready
+
+
+def test_images_in_memory_are_for_a_predictor(tmp_path):
+    image = np.zeros((8, 8, 3), np.uint8)
+    for given in (Image.fromarray(image), image, torch.zeros(3, 8, 8), [image]):
+        with pytest.raises(
+            mn.InputError, match=r"is no image file; .* mn\.Predictor\(model\)\.labels\(image\)$"
+        ) as error:
+            mn.predict(given, predictor(), tmp_path / "out")
+        assert "\n" not in str(error.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_scoring_needs_data():
+    for call in (mn.evaluate, lambda: mn.evaluate(predictor()), lambda: mn.evaluate_models({"a": predictor()})):
+        with pytest.raises(mn.InputError, match="say which data set to open: --data folder:DIR"):
+            call()
+
+
+def test_a_model_is_no_system(tmp_path):
+    with pytest.raises(mn.InputError, match='a system is a name such as "message", not a MessageNet') as error:
+        mn.train("synthetic:4", tmp_path / "run", system=predictor().model)
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_training_takes_a_configuration(tmp_path):
+    config = override(mn.load_config("tiny"), {**QUICK, "data.spec": "synthetic:8", "data.val_limit": 1})
+    mn.train(out=tmp_path, config=config)
+    assert mn.load_config(tmp_path / "config.yaml") == config
 
 
 def torch_data(count: int = 10) -> TensorDataset:

@@ -17,6 +17,7 @@ import pytest
 import torch
 from PIL import Image
 
+import messagenet as mn
 from command import run
 from messagenet import api
 from messagenet.cli import models, options, research
@@ -196,6 +197,8 @@ def test_bad_data_is_one_line_and_exit_code_2(street, tmp_path, capsys, kind, wo
         (["train", "--data", "synthetic:8", "--resume"], "no run to resume"),
         (["predict", "x.jpg", "--model", "nowhere"], "config.json"),
         (["evaluate", "--model", "nowhere"], "config.json"),
+        (["evaluate"], "say which data set to open: --data folder:DIR"),
+        (["tune"], "the model has nothing to tune"),
         (["data", "check", "folder:nowhere"], "nowhere"),
     ],
 )
@@ -340,6 +343,45 @@ def test_all_commands_that_predict_take_the_same_options(command):
     assert [_option(each) for each in ours] == [_option(each) for each in shared.values()]
     known = {field.name for field in dataclasses.fields(PredictOptions)}
     assert known - {"overlap", "refine"} == set(shared), "an option of prediction is missing on the command line"
+    explorer = inspect.signature(models.serve, eval_str=True).parameters["longest_side"]
+    assert _option(explorer) == _option(shared["longest_side"])
+
+
+ONLY_COMMANDS = {
+    (mn.infer, "out"),  # it returns what the command writes
+    (mn.evaluate_models, "models"),  # `mn.evaluate` has the default
+    *((mn.compare, name) for name in ("study", "preset", "set_", "classes", "void", "keep", "rest", "epochs")),
+}
+"""Options that the function lacks, or has in another argument, such as the `config` of a comparison."""
+
+
+@pytest.mark.parametrize(
+    ("command", "function"),
+    [
+        (models.train, mn.train),
+        (models.predict, mn.predict),
+        (models.evaluate, mn.evaluate_models),
+        (models.tune, mn.tune),
+        (models.serve, mn.serve),
+        (models.settings, mn.load_config),
+        (research.compare, mn.compare),
+        (research.demo, mn.run_demo),
+        (research.infer, mn.infer),
+    ],
+)
+def test_every_command_is_a_function_with_the_same_defaults(command, function):
+    parameters = inspect.signature(function).parameters
+    predicts = inspect.signature(predict_options).parameters if "options" in parameters else {}
+    others = {"void": "void_values", "set_": "settings", "preset": "source", "browser": "open_browser"}
+    for given, option in inspect.signature(command).parameters.items():
+        name = next((each for each in (given, others.get(given), f"{given}s") if each in parameters), given)
+        if given in ("imports", "json_file", *predicts) or (function, name) in ONLY_COMMANDS:
+            continue
+        default = parameters[name].default
+        assert (option.default is option.empty) == (default is option.empty), name
+        if option.default is not None:
+            default = ",".join(default) if isinstance(default, tuple) else default
+            assert default == (str(option.default) if isinstance(option.default, Path) else option.default), name
 
 
 def test_options_of_a_predictor_are_its_own(model):

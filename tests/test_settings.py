@@ -499,7 +499,7 @@ class TestConvert:
             (3, r"^model\.x: relation 3 is neither a word nor settings; write it as surrounding:0\.4"),
             ({"name": "a"}, r"^model\.x: "),
         ):
-            for hint in (Relation, Relation | None):
+            for hint in (Relation, Relation | None, Relation | str):
                 with pytest.raises(InputError, match=words):
                     convert(value, hint, "model.x")
         assert convert(None, Relation | None, "x") is None

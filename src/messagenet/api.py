@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -26,7 +26,7 @@ from messagenet.settings import find, flat, nested
 from messagenet.settings import options as options_of
 from messagenet.training import DataSets, TrainCallback, TrainResult, run_training
 from messagenet.training.build import limited
-from messagenet.training.config import DataConfig, Settings, choose_config, parse_setting
+from messagenet.training.config import DataConfig, Settings, TrainConfig, choose_config, parse_setting
 
 Model = str | Path | SegmentationModel | Predictor
 Rest = Literal["void", "background"]
@@ -47,7 +47,7 @@ def train(
     *,
     system: str | None = None,
     preset: str | None = None,
-    config: str | Path | None = None,
+    config: str | Path | TrainConfig | None = None,
     settings: Settings = (),
     val: Any = None,
     classes: str | Path | Classes | Sequence[str] | int | None = None,
@@ -65,7 +65,7 @@ def train(
         out: Folder of the run.
         system: What to train: "message", "unary", or another of `training.systems.SYSTEMS`.
         preset: Settings to start from. Default: "tiny" for generated scenes and "finetune" for photographs.
-        config: A YAML file of settings, instead of a preset.
+        config: A YAML file of settings, or a `TrainConfig`, instead of a preset.
         settings: Settings to change: {"run.batch_size": 4}, or lines such as "run.batch_size=4".
         val: What to score on, where `data` is a torch data set. Default: one image in five of `data`.
         classes: A class list, where the data set has none of its own.
@@ -112,7 +112,7 @@ def _torch_sets(data: Any, val: Any, classes: Any, config: DataConfig) -> DataSe
 
 
 def predict(
-    images: str | Path | Sequence[str | Path],
+    images: str | Path | Iterable[str | Path],
     model: Model | None = None,
     out: str | Path = "predictions",
     *,
@@ -149,14 +149,13 @@ def predict(
     elif workers is not None:
         raise InputError("workers are Ray's; predict with ray (--ray) as well, or leave them out")
     else:
-        files = [images] if isinstance(images, str | Path) else images
-        predicted = predict_files(predictor, files, out, save, show=show, progress=progress)
+        predicted = predict_files(predictor, images, out, save, show=show, progress=progress)
     if report is not None and predicted.written:
         predicted.write_page(report)
     return predicted
 
 
-def evaluate(model: Model | None = None, data: Any = "synthetic", **arguments: Any) -> Scores:
+def evaluate(model: Model | None = None, data: Any = None, **arguments: Any) -> Scores:
     """Scores a model on labelled images.
 
     Args:
@@ -172,7 +171,7 @@ def evaluate(model: Model | None = None, data: Any = "synthetic", **arguments: A
 
 def evaluate_models(
     models: Sequence[str | Path] | Mapping[str, Model],
-    data: Any = "synthetic",
+    data: Any = None,
     *,
     split: str = "val",
     classes: str | Path | None = None,
@@ -201,13 +200,10 @@ def evaluate_models(
     """
     if not models:
         raise InputError("there is no model to score; give at least one")
-    named: Mapping[str, Model]
-    if isinstance(models, Mapping):
-        named = models
-    else:
+    if not isinstance(models, Mapping):
         folders = [model_folder(folder) for folder in models]
-        named = dict(zip(model_names(folders), folders, strict=True))
-    predictors = {name: as_predictor(model, options) for name, model in named.items()}
+        models = dict(zip(model_names(folders), folders, strict=True))
+    predictors = {name: as_predictor(model, options) for name, model in models.items()}
     if refine:
         predictors = {
             label: each

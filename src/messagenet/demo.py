@@ -26,7 +26,7 @@ EPOCHS, TEST_SCENES, SHOWN_SCENES = 2, 100, 4
 SAVED = ("mask", "overlay", "entropy")
 
 
-def run_demo(out: str | Path, *, seed: int = 0, console: Console | None = None) -> dict[str, Scores]:
+def run_demo(out: str | Path = "demo", *, seed: int = 0, console: Console | None = None) -> dict[str, Scores]:
     """Segments the photographs, trains and scores the two models, draws both; returns the models' scores.
 
     Args:
@@ -39,8 +39,8 @@ def run_demo(out: str | Path, *, seed: int = 0, console: Console | None = None) 
     scores = compare_on_scenes(out, seed, console)
     console.rule(align="left")
     if page is not None:
-        _print(console, f"Photographs, their labels and where the model is unsure: {page}")
-    _print(console, f"Scenes, their target and both predictions side by side: {out / 'scenes.png'}")
+        console.out(f"Photographs, their labels and where the model is unsure: {page}", highlight=False)
+    console.out(f"Scenes, their target and both predictions side by side: {out / 'scenes.png'}", highlight=False)
     return scores
 
 
@@ -54,7 +54,7 @@ def segment_photographs(out: Path, console: Console) -> Path | None:
     page = out / "photographs.html"
     predicted = predict(files, out=out / "photographs", save=SAVED, report=page)
     for image, shares in predicted.shares.items():
-        _print(console, f"{image.name}: {shares}")
+        console.out(f"{image.name}: {shares}", highlight=False)
     return page
 
 
@@ -88,10 +88,6 @@ def draw_sheet(predictors: dict[str, Predictor], scenes: SyntheticScenes, path: 
         assert sample.mask is not None
         rows.append([sample.image, sample.mask, *(each.labels(sample.image) for each in predictors.values())])
     save_png(image_sheet(rows, ["image", "target", *predictors], scenes.classes), path)
-
-
-def _print(console: Console, text: str) -> None:
-    console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def _free_folder(folder: Path) -> Path:

@@ -398,6 +398,8 @@ def _first_fit(value: Any, hints: tuple[Any, ...]) -> Any:
             continue
         except InputError as error:
             refused = error
+            if isinstance(value, str):  # which another hint, `str`, would take as it is
+                break
     raise refused
 
 

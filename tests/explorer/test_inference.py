@@ -32,7 +32,7 @@ from messagenet.explorer.models import ServedModel, load_models
 from messagenet.graph import above, below, surrounding
 from messagenet.message_passing import received_messages
 from messagenet.models import InputSpec, MessageNet, SegmentationModel, UnaryNet
-from messagenet.prediction import Predictor
+from messagenet.prediction import PredictOptions, Predictor
 from messagenet.report import entropy
 
 PLENTY = 10**12
@@ -167,6 +167,18 @@ def test_labels_are_the_predictors_exactly(longest_side):
     np.testing.assert_array_equal(label_map(model.predictor, trace, 2), Predictor(model.model).labels(image))
     *_, last = pixel_maps(model.predictor, trace)
     np.testing.assert_array_equal(last.labels, Predictor(model.model).labels(image))
+
+
+@pytest.mark.parametrize(("longest_side", "nodes"), [(None, (8, 10)), (60, (12, 15)), (0, (19, 25))])
+def test_labels_are_the_predictors_at_the_longest_side_asked_for(tmp_path, longest_side, nodes):
+    torch.manual_seed(0)
+    spec = InputSpec(as_classes(4), longest_side=40)
+    folder = MessageNet("tiny", spec, [surrounding(cells=3)], hidden=8).save(tmp_path)
+    (model,) = load_models([folder], longest_side)
+    (trace,) = trace_beliefs(model, [image := photo(0, 75, 100)], PLENTY)
+    assert trace.nodes == nodes
+    labels = Predictor(folder, PredictOptions(longest_side=longest_side)).labels(image)
+    np.testing.assert_array_equal(label_map(model.predictor, trace, 1), labels)
 
 
 def test_labels_of_the_bundled_model_are_the_predictors_exactly():

@@ -9,11 +9,12 @@ import socket
 import subprocess
 import sys
 import urllib.request
+from pathlib import Path
 
 import pytest
 
+import messagenet
 from messagenet import InputError, cli
-from messagenet import explorer as explorer_package
 from messagenet.explorer import launch
 from messagenet.explorer.launch import is_loopback, listen
 from messagenet.models import UnaryNet
@@ -83,12 +84,31 @@ def test_without_the_extra(monkeypatch, capsys, package):
 )
 def test_the_browser_opens_on_a_terminal_or_when_asked(monkeypatch, arguments, terminal, shown):
     asked = []
-    monkeypatch.setattr(explorer_package, "serve", lambda models, **options: asked.append(options["open_browser"]))
+    monkeypatch.setattr(launch, "run", lambda *arguments: asked.append(arguments))
     monkeypatch.setattr(sys, "argv", ["messagenet", "serve", *arguments])
     monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal, raising=False)
     with pytest.raises(SystemExit):
         cli.main()
-    assert asked == [shown]
+    if not arguments:
+        messagenet.serve()  # with the same defaults
+    assert asked == [([], "127.0.0.1", 8765, None, None, shown)] * (1 if arguments else 2)
+
+
+def test_a_model_and_its_longest_side(monkeypatch, capsys):
+    asked = []
+    monkeypatch.setattr(launch, "run", lambda *arguments: asked.append(arguments))
+    for one in ("runs/a/best", Path("runs/a/best"), ["runs/a/best"]):
+        messagenet.serve(one, longest_side=300)
+    monkeypatch.setattr(sys, "argv", ["messagenet", "serve", "--model", "runs/a/best", "--longest-side", "300"])
+    with pytest.raises(SystemExit):
+        cli.main()
+    assert asked == [([Path("runs/a/best")], "127.0.0.1", 8765, None, 300, False)] * 4
+    assert "longest_side is 1025; give at most 1024" in complaint(monkeypatch, capsys, "--longest-side", 1025)
+
+
+def test_a_longest_side_that_is_no_size(model, monkeypatch, capsys):
+    error = complaint(monkeypatch, capsys, "--model", model, "--port", 0, "--longest-side", -1)
+    assert "longest_side is -1; give a number of pixels, or 0 for any size" in error
 
 
 def test_a_free_port_is_found():

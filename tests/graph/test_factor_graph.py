@@ -106,9 +106,9 @@ def test_large_graphs_have_few_groups():
         ([2, 2], [0, 1], r"factor 0: its scope is 0; list the indices of its variables, such as \[0, 1\]"),
         ([2, 2], [[0], [0.5, 1]], "factor 1: its scope is"),
         ([2, 2], ["01"], "factor 0: its scope is '01'"),
-        ([2, 2.5], [[0]], "give a list of cardinalities"),
-        (3, [[0]], "give a list of cardinalities"),
-        (None, [[0]], "give a list of cardinalities"),
+        ([2, 2.5], [[0]], "^cardinalities are whole numbers"),
+        (3, [[0]], "^cardinalities are whole numbers"),
+        (None, [[0]], "^cardinalities are whole numbers"),
     ],
 )
 def test_bad_scopes_are_refused(cardinalities, scopes, message):

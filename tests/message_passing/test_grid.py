@@ -274,7 +274,10 @@ def test_memory_kept_for_backward_is_messages_not_hidden_units():
         ({"relations": [surrounding(0.4), surrounding(0.2)]}, "another name"),
         ({"relations": [surrounding(0.4, name="forward")]}, "choose another"),
         ({"relations": surrounding(0.4)}, "must be a list"),
-        ({"relations": ["surrounding"]}, "must be a list"),
+        ({"relations": "surrounding"}, "must be a list"),
+        ({"relations": ["surounding"]}, 'relations: relation "surounding" .* did you mean "surrounding"'),
+        ({"relations": [0.4]}, "relations: relation 0.4 is neither a word nor settings"),
+        ({"hiden": 3}, '^MessagePassing has no option "hiden"; did you mean "hidden"'),
         ({"in_channels": 0}, "in_channels is 0; give a whole number"),
         ({"num_classes": 3.0}, "whole number"),
     ],
@@ -282,6 +285,12 @@ def test_memory_kept_for_backward_is_messages_not_hidden_units():
 def test_bad_settings_name_the_fix(change, words):
     with pytest.raises(InputError, match=words):
         MessagePassing(**{"in_channels": 4, "num_classes": 3, **change})
+
+
+def test_relations_may_be_text():
+    head = MessagePassing(4, 3, ["surrounding:0.4", "near=surrounding:3cells:box", below(0.4)])
+    assert head.relations == (surrounding(0.4), surrounding(cells=3, form="box", name="near"), below(0.4))
+    assert head.config["relations"] == ["surrounding:0.4", "near=surrounding:3cells:box", "below:0.4"]
 
 
 def test_bad_features_name_the_fix():

@@ -85,6 +85,11 @@ def test_a_mirror_image_adds_no_pairs():
 # Potentials.
 
 
+def test_relations_may_be_text():
+    texts = [relation.to_setting() for relation in PAPER]
+    assert CRFHead(4, 3, texts).relations == CRFHead(4, 3, PAPER).relations
+
+
 def random_potentials(relations=PAPER, num_classes=3, in_channels=4, hidden=5, **options):
     torch.manual_seed(0)
     crf = CRFHead(in_channels, num_classes, relations, hidden=hidden, **options).double()

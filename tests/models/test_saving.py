@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from messagenet import InputError, four_neighbours, surrounding
+from messagenet import InputError, four_neighbours, register, settings, surrounding
 from messagenet.bundled import bundled_models
 from messagenet.data import Classes
 from messagenet.models import InputSpec, MessageNet, SegmentationModel, UnaryHead, UnaryNet
@@ -45,6 +45,21 @@ def test_saving_and_loading_is_exact(settings, tmp_path):
     images = torch.rand(1, 3, 24, 24)
     assert torch.equal(loaded(images), net(images))
     assert torch.equal(copy.deepcopy(net)(images), net(images))
+
+
+def test_an_error_inside_a_head_is_shown_as_it_is(tmp_path, monkeypatch):
+    monkeypatch.setitem(settings._REGISTRY, "head", dict(settings._REGISTRY["head"]))
+    depth: list[int | None] = [1]
+
+    @register("head", "faulty")
+    class Faulty(UnaryHead):
+        def __init__(self, in_channels: int, num_classes: int, *, hidden: int = 8) -> None:
+            super().__init__(in_channels, num_classes, hidden=hidden + depth[0])
+
+    folder = SegmentationModel("tiny", CLASSES, "faulty").save(tmp_path)
+    depth[0] = None
+    with pytest.raises(TypeError, match=r"unsupported operand type\(s\) for \+"):
+        SegmentationModel.from_pretrained(folder)
 
 
 def test_the_file_says_what_to_build(tmp_path):

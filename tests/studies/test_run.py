@@ -24,7 +24,7 @@ from messagenet.studies.cost import Cost
 from messagenet.studies.run import find_systems
 from messagenet.studies.tables import markdown
 from messagenet.training import DataSets, TrainConfig, load_config, override
-from messagenet.training.systems import SYSTEMS, custom_system
+from messagenet.training.systems import SYSTEMS, System, custom_system
 
 SMALL = (
     "model.head.hidden=8",
@@ -62,6 +62,49 @@ def cheap(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 
     monkeypatch.setattr(comparison, "measure_in_subprocess", measure)
     return asked
+
+
+class Stopped(Exception):
+    """Ends a comparison."""
+
+
+@pytest.mark.parametrize(
+    ("config", "data", "images"),
+    [
+        ("tiny", None, "synthetic"),
+        ("small.yaml", None, "synthetic:50"),
+        ("small.yaml", "noisy:30", "noisy:30"),
+        (load_config("tiny"), Path("synthetic:40"), "synthetic:40"),
+        (None, "synthetic:40", "synthetic:40"),
+    ],
+)
+def test_what_is_shared_may_be_named(
+    config: str | TrainConfig | None,
+    data: str | Path | None,
+    images: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found: list[TrainConfig] = []
+
+    def train(system: System, seed: int, config: TrainConfig, *_: object) -> None:
+        found.append(config)
+        raise Stopped
+
+    monkeypatch.setattr(comparison, "_train_and_score", train)
+    monkeypatch.chdir(tmp_path)
+    Path("small.yaml").write_text("preset: tiny\ndata: {spec: 'synthetic:50'}")
+    with pytest.raises(Stopped):
+        compare(["unary"], config, [0], "out", data=data)
+    assert (found[0].model.backbone["kind"], found[0].data.spec) == ("tiny", images)
+
+
+def test_what_is_shared_must_be_known(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match='did you mean "tiny"'):
+        compare(["unary"], "tinny", [0], tmp_path / "out")
+    with pytest.raises(InputError, match="--data folder:DIR"):
+        compare(out=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_contrasts_are_named_before_anything_is_trained(tmp_path: Path, cheap: list[Path]) -> None:
@@ -207,14 +250,11 @@ def test_an_interrupted_system_is_gone_on_with(
     config = small("run.steps=3")
     whole = compare(["unary"], config, [0], tmp_path / "whole", held_out=1, data=scenes())
 
-    class Stopped(Exception):
-        pass
-
     def failing(*_: object, **__: object) -> None:
         raise Stopped
 
     with monkeypatch.context() as patch:
-        patch.setattr(comparison, "tune", failing)
+        patch.setattr(comparison, "_scores", failing)
         with pytest.raises(Stopped):
             compare(["unary"], config, [0], tmp_path / "cut", held_out=1, data=scenes())
     assert not (tmp_path / "cut" / "comparison.md").exists()

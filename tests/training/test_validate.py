@@ -9,7 +9,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 
-from messagenet.data import Augment, ConcatData, Subset, SyntheticScenes
+from messagenet.data import Augment, ConcatData, Subset, SyntheticScenes, as_data
 from messagenet.errors import InputError
 from messagenet.evaluation import Confusion
 from messagenet.models import MessageNet, SegmentationModel, UnaryNet
@@ -64,11 +64,37 @@ def test_tuning_predicts_as_it_is_told(options: PredictOptions) -> None:
 
 
 def test_nothing_to_tune_and_nothing_to_tune_on() -> None:
-    assert tune(UnaryNet("tiny", SCENES.classes, hidden=8), SCENES) == []
+    with pytest.raises(InputError, match="the model has nothing to tune: it learns everything in training"):
+        tune(UnaryNet("tiny", SCENES.classes, hidden=8), SCENES)
+    with pytest.raises(InputError, match="the model has nothing to tune"):
+        tune(data=SCENES)  # the bundled model
+    with pytest.raises(InputError, match="say which data set to open: --data folder:DIR"):
+        tune(crf())
     with pytest.raises(InputError, match="at least one"):
         tune(crf(), Subset(SCENES, []))
     with pytest.raises(InputError, match="pairwise_scale"):
         crf().set_tunable(pairwise_scal=2.0)
+
+
+def test_models_and_data_may_be_named(tmp_path: Path) -> None:
+    folder = crf().save(tmp_path / "best")
+    before = (folder / "config.json").read_bytes()
+    values = {"pairwise_scale": (9.0, 0.0)}
+    named = tune(f"{folder}/", "synthetic:2", values, limit=1)
+    scene = SyntheticScenes(2, split="val")[0]
+    pairs = as_data([(scene.image, scene.mask)], SCENES.classes)
+    assert (
+        named
+        == tune(folder, pairs, values, out=tmp_path / "other")
+        == tune(SegmentationModel.from_pretrained(folder), pairs, values)
+    )
+    assert {path.name for path in tmp_path.iterdir()} == {"best", "best-tuned", "other"}
+    assert (folder / "config.json").read_bytes() == before
+    for name in ("best-tuned", "other"):
+        assert (
+            SegmentationModel.from_pretrained(tmp_path / name).config["head"]["pairwise_scale"]
+            == named[0].values["pairwise_scale"]
+        )
 
 
 @pytest.mark.parametrize("cached", [False, True])

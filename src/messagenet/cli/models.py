@@ -14,7 +14,7 @@ from rich.console import Console
 from messagenet.bundled import model_folder
 from messagenet.cli import options
 from messagenet.cli.options import advance, console, print_error, print_line, progress, takes_predict_options, words
-from messagenet.errors import InputError, write_atomically
+from messagenet.errors import write_atomically
 
 MAX_LISTED = 20  # up to this many images, `predict` prints what it found in each
 
@@ -79,7 +79,7 @@ def predict(
         total = len(predicted.written) + len(predicted.failed)
         print_error(f"{len(predicted.failed)} of {total} images could not be predicted:")
         for reason in predicted.failed.values():
-            Console(stderr=True).print(f"  {reason}", markup=False, highlight=False, soft_wrap=True)
+            Console(stderr=True).out(f"  {reason}", highlight=False)
         raise typer.Exit(2)
 
 
@@ -93,7 +93,7 @@ def evaluate(
             help="Folder of a saved model; repeat to compare. Default: the bundled model, `voc-animals`.",
         ),
     ] = None,
-    data: options.DataOption = "synthetic",
+    data: options.DataOption = None,
     split: Annotated[str, typer.Option(help="Split to score on.")] = "val",
     classes: options.ClassesOption = None,
     void: options.ScoredVoidOption = None,
@@ -152,6 +152,7 @@ def serve(
     samples: Annotated[
         Path | None, typer.Option(help="Folder of sample images. Default: photos and synthetic scenes.")
     ] = None,
+    longest_side: options.LongestSideOption = None,
     browser: Annotated[
         bool | None, typer.Option("--open/--no-open", help="Open the page in a browser. Default: if run in a terminal.")
     ] = None,
@@ -163,12 +164,11 @@ def serve(
     """
     from messagenet.explorer import serve as serve_explorer
 
-    show = sys.stdout.isatty() if browser is None else browser
-    serve_explorer(model or [], host=host, port=port, samples=samples, open_browser=show)
+    serve_explorer(model or [], host=host, port=port, samples=samples, longest_side=longest_side, open_browser=browser)
 
 
 def train(
-    data: Annotated[str | None, typer.Option("--data", "-d", help=options.DATA_HELP)] = None,
+    data: options.DataOption = None,
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the run.")] = Path("runs/latest"),
     preset: Annotated[
         str | None, typer.Option(help="Settings to start from: `fast`, `finetune`, `tiny` or `paper-vgg16`.")
@@ -181,7 +181,7 @@ def train(
     classes: options.ClassesOption = None,
     void: options.VoidOption = None,
     keep: options.KeepOption = None,
-    rest: options.TrainedRestOption = None,
+    rest: options.RestOption = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over the training images.")] = None,
     resume: Annotated[bool, typer.Option(help="Continue an interrupted run in the same folder.")] = False,
     imports: options.ImportOption = None,
@@ -234,9 +234,9 @@ def settings(
 
 @takes_predict_options
 def tune(
-    model: Annotated[Path, typer.Option("--model", "-m", help="Folder of a saved model.")],
-    data: options.DataOption,
-    split: Annotated[str, typer.Option(help="Split to search on; use one for neither training nor scoring.")],
+    model: Annotated[Path | None, typer.Option("--model", "-m", help="Folder of a saved model, such as a CRF.")] = None,
+    data: options.DataOption = None,
+    split: Annotated[str, typer.Option(help="Split to search on; use one for neither training nor scoring.")] = "val",
     classes: options.ClassesOption = None,
     void: options.ScoredVoidOption = None,
     keep: options.KeepOption = None,
@@ -254,22 +254,23 @@ def tune(
     These are the pairwise scale of `context_crf`, `crf_pseudo` and `crf_likelihood`, and the kernels of `deeplab_crf`.
     `messagenet tune --model runs/crf/best --data voc:DIR --split train`, if it was trained on another split.
     """
-    from messagenet.data import Subset, open_data, takes
-    from messagenet.models import SegmentationModel
     from messagenet.training import tune as search
 
-    tuned = SegmentationModel.from_pretrained(model)
-    voids = void or (tuned.input.void_values if takes(data, "void_values") else None)
-    held_out = open_data(data, split, classes, voids, words(keep), rest)  # type: ignore[arg-type]
     with progress("trying") as bar:
-        some = Subset(held_out, range(min(limit, len(held_out))))
-        results = search(tuned, some, options=options, progress=advance(bar))
-    if not results:
-        raise InputError(
-            f"{model} has nothing to tune: it learns everything in training; "
-            "context_crf, crf_pseudo, crf_likelihood and deeplab_crf have settings to search"
+        results = search(
+            model,
+            data,
+            split=split,
+            classes=classes,
+            void_values=void,
+            keep=words(keep),
+            rest=rest,  # type: ignore[arg-type]
+            options=options,
+            limit=limit,
+            out=out,
+            progress=advance(bar),
         )
     best = ", ".join(f"{name} {value:g}" for name, value in results[0].values.items())
     tried = f"{len(results)} combinations from {results[-1].mean_iou:.1%} to {results[0].mean_iou:.1%} mean IoU"
     print_line(f"{tried}; the best: {best}")
-    print_line(f"tuned model: {tuned.save(out or model.with_name(f'{model.name}-tuned'))}")
+    print_line(f"tuned model: {out or f'{model}-tuned'}")

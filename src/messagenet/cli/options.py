@@ -32,7 +32,7 @@ ImportOption = Annotated[
         help="Python file or module that registers components of your own; repeatable.",
     ),
 ]
-DataOption = Annotated[str, typer.Option("--data", "-d", help=DATA_HELP)]
+DataOption = Annotated[str | None, typer.Option("--data", "-d", help=DATA_HELP)]
 ClassesOption = Annotated[
     Path | None, typer.Option(help="Class list (one class per line, or JSON), if the data set has none.")
 ]
@@ -41,8 +41,14 @@ ScoredVoidOption = Annotated[
     list[int] | None, typer.Option(help="Mask value that means “not labelled”; repeatable. Default: as in training.")
 ]
 KeepOption = Annotated[str | None, typer.Option(help="Comma-separated classes to keep, e.g. `background,cat,dog`.")]
-RestOption = Annotated[str, typer.Option(help="What all other classes become: `void` or `background`.")]
-TrainedRestOption = Annotated[str | None, typer.Option(help="What all other classes become: `void` or `background`.")]
+RestOption = Annotated[str | None, typer.Option(help="What all other classes become: `void` or `background`.")]
+LongestSideOption = Annotated[
+    int | None,
+    typer.Option(
+        help="Reduce larger images to this many pixels first, and upsample the result; 0 for never. Default: the "
+        "model's working size, which is 384 for the bundled model."
+    ),
+]
 SYSTEMS_HELP = (
     "`message`, `unary`, `context_crf`, `crf_pseudo`, `crf_likelihood`, `deeplab_crf`, `deeplab_mcl`, `crf_rnn`, "
     "`inference_machine`, `machine_forward`, `machine_dagger`, `fcn8s`; controls: `ensemble`, `convolution`, "
@@ -56,13 +62,7 @@ def predict_options(
         str, typer.Option(help="Comma-separated scales to predict at and average, e.g. `0.75,1,1.25`.")
     ] = "1",
     tile: Annotated[int, typer.Option(help="Predict images with a longer side than this in tiles.")] = 1024,
-    longest_side: Annotated[
-        int | None,
-        typer.Option(
-            help="Reduce larger images to this many pixels first, and upsample the result; 0 for never. Default: the "
-            "model's working size, which is 384 for the bundled model."
-        ),
-    ] = None,
+    longest_side: LongestSideOption = None,
 ) -> Any:
     """How to predict, from the options of every command that predicts or scores."""
     from messagenet.prediction import PredictOptions
@@ -91,10 +91,10 @@ def words(text: str | None) -> list[str] | None:
     return None if text is None else [word.strip() for word in text.split(",") if word.strip()]
 
 
-def numbers(text: str, option: str = "--scales", example: str = "0.75,1,1.25") -> list[float]:
+def numbers(text: str, option: str = "--scales", example: str = "0.75,1,1.25", kind: type = float) -> list[Any]:
     """Reads a comma-separated list of numbers."""
     try:
-        return [float(word) for word in text.split(",")]
+        return [kind(word) for word in text.split(",")]
     except ValueError:
         raise InputError(f"{option} {text} is not a list of numbers; write it like {example}") from None
 
@@ -104,7 +104,7 @@ console = Console()
 
 def print_line(text: str) -> None:
     """Prints text as it is: no markup, and lines are broken by the terminal."""
-    console.print(text, markup=False, highlight=False, soft_wrap=True)
+    console.out(text, highlight=False)
 
 
 def print_error(text: str) -> None:

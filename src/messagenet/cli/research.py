@@ -29,7 +29,7 @@ def demo(
 
 @takes_predict_options
 def compare(
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for runs, table and plots.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for runs, table and plots.")] = Path("comparison"),
     systems: Annotated[
         str | None,
         typer.Option(
@@ -43,7 +43,7 @@ def compare(
         Path | None,
         typer.Option(help="YAML file of systems, shared settings and seeds, such as `recipes/study-scenes.yaml`."),
     ] = None,
-    data: Annotated[str | None, typer.Option("--data", "-d", help=options.DATA_HELP)] = None,
+    data: options.DataOption = None,
     preset: Annotated[str | None, typer.Option(help="Preset that all systems share.")] = None,
     config: Annotated[Path | None, typer.Option(help="YAML file of settings that all systems share.")] = None,
     set_: Annotated[
@@ -53,7 +53,7 @@ def compare(
     classes: options.ClassesOption = None,
     void: options.VoidOption = None,
     keep: options.KeepOption = None,
-    rest: options.TrainedRestOption = None,
+    rest: options.RestOption = None,
     held_out: Annotated[
         int | None, typer.Option(help="Training images held out from all systems, to tune settings on. Default: 20.")
     ] = None,
@@ -90,9 +90,6 @@ def compare(
         rest=rest,
         epochs=epochs,
     )
-    chosen_seeds = [] if seeds is None else numbers(seeds, "--seeds", "0,1,2")
-    if not all(seed.is_integer() for seed in chosen_seeds):
-        raise InputError("--seeds are whole numbers; write them like 0,1,2")
     if study and systems:
         raise InputError("a study has its own systems; leave --systems out, or edit the study")
     if systems == "all":
@@ -105,7 +102,7 @@ def compare(
     results = compare_systems(
         chosen,
         shared,
-        plan.seeds if seeds is None else [int(seed) for seed in chosen_seeds],
+        plan.seeds if seeds is None else numbers(seeds, "--seeds", "0,1,2", int),
         out,
         held_out=plan.held_out if held_out is None else held_out,
         score_on=plan.score,

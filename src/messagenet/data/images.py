@@ -75,9 +75,12 @@ def decode_mask(data: bytes, name: str = "the mask", colours: Mapping[Colour, in
         return _ids(image, data, name)
 
 
-def find_images(paths: Iterable[str | Path]) -> list[Path]:
+def find_images(paths: str | Path | Iterable[str | Path]) -> list[Path]:
     """The image files among files (any suffix), folders (recursively) and globs, none hidden; sorted, no duplicates."""
-    given = [Path(path).expanduser() for path in paths]
+    listed = [paths] if isinstance(paths, str) or not isinstance(paths, Iterable) else list(paths)
+    if others := [type(path).__name__ for path in listed if not isinstance(path, str | os.PathLike)]:
+        raise InputError(f"{others[0]} is no image file; for an image in memory call mn.Predictor(model).labels(image)")
+    given = [Path(path).expanduser() for path in listed]
     found: dict[Path, Path] = {}
     for match in (match for path in given for match in _expand(path)):
         found.setdefault(match.resolve(), match)

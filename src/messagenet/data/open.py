@@ -52,6 +52,8 @@ def open_data(
     >>> open_data("synthetic:50", split="val")[0].name
     'val-00000'
     """
+    if spec is None:
+        raise InputError('say which data set to open: --data folder:DIR (data="folder:DIR" in Python)')
     known = None if classes is None else as_classes(classes)
     if rest != "void" and not keep:
         raise InputError(f'rest is "{rest}", for classes that are not kept; give keep as well')

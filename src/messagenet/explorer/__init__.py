@@ -8,33 +8,38 @@ Every bound of the server is a field of `Limits`.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from messagenet.errors import InputError
+from messagenet.settings import at_most
 
 EXTRA = ("fastapi", "starlette", "uvicorn", "h11", "python_multipart", "prometheus_client")  # the extra `[serve]`
 
 
 def serve(
-    models: Sequence[str | Path] = (),
+    models: str | Path | Sequence[str | Path] = (),
     *,
     host: str = "127.0.0.1",
     port: int = 8765,
     samples: str | Path | None = None,
-    open_browser: bool = False,
+    longest_side: int | None = None,
+    open_browser: bool | None = None,
 ) -> None:
     """Serves the message explorer until it is interrupted.
 
     Args:
-        models: Folders of saved models or names of bundled ones; the page starts with the first. Default: the bundled
-            model, and those that `messagenet demo` has trained in this folder.
+        models: Folders of saved models or names of bundled ones, or one of them; the page starts with the first.
+            Default: the bundled model, and those that `messagenet demo` has trained in this folder.
         host: The address to listen on; only this machine can reach the default.
         port: The port to listen on; 0 for any free one.
         samples: A folder of sample images. Default: photos and synthetic scenes.
-        open_browser: Open the page in the browser.
+        longest_side: As of `PredictOptions`, and at most the longest side of `Limits`, to which every image is reduced.
+        open_browser: Open the page in the browser. Default: if run in a terminal.
     """
+    at_most(Limits.longest_side, longest_side=longest_side or 0)
     try:
         from messagenet.explorer.launch import run
     except ModuleNotFoundError as error:
@@ -43,8 +48,9 @@ def serve(
         raise InputError(
             f'{error.name}, which the explorer needs, is not installed; pip install "messagenet[serve]"'
         ) from None
-    folder = None if samples is None else Path(samples)
-    run([Path(model) for model in models], host, port, folder, open_browser)
+    folders = [Path(model) for model in ([models] if isinstance(models, str | Path) else models)]
+    show = sys.stdout.isatty() if open_browser is None else open_browser
+    run(folders, host, port, None if samples is None else Path(samples), longest_side, show)
 
 
 @dataclass(frozen=True)

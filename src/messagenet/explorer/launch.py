@@ -30,11 +30,13 @@ SHUTDOWN_SECONDS = 5
 PRIMITIVE_CACHE = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "128")  # the default, 1024, takes about 100 MiB
 
 
-def run(folders: Sequence[Path], host: str, port: int, samples: Path | None, open_browser: bool) -> None:
+def run(
+    folders: Sequence[Path], host: str, port: int, samples: Path | None, longest_side: int | None, open_browser: bool
+) -> None:
     """Serves models until interrupted; see `messagenet.explorer.serve`."""
     os.environ.setdefault(*PRIMITIVE_CACHE)
     with listen(host, port) as listener:
-        explorer = Explorer(load_models(folders), Limits(), Metrics())
+        explorer = Explorer(load_models(folders, longest_side), Limits(), Metrics())
         app = create_app(explorer, open_samples(samples), host)
         log_as_json()
         address = page_url(host, listener.getsockname()[1])

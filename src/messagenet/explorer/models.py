@@ -16,7 +16,7 @@ from messagenet.data import SyntheticScenes
 from messagenet.errors import InputError, nearest
 from messagenet.message_passing import MessagePassing
 from messagenet.models import SegmentationModel
-from messagenet.prediction import Predictor
+from messagenet.prediction import PredictOptions, Predictor
 from messagenet.report import png_bytes
 from messagenet.settings import KIND
 
@@ -38,11 +38,12 @@ class ServedModel:
 
     id: str
     model: SegmentationModel
+    options: PredictOptions | None = None  # of which only the longest side applies
 
     @cached_property
     def predictor(self) -> Predictor:
         """The way from an image to the model's input, and from its logits to pixels."""
-        return Predictor(self.model)
+        return Predictor(self.model, self.options)
 
     @property
     def head(self) -> MessagePassing | None:
@@ -82,15 +83,15 @@ class ServedModel:
         }
 
 
-def load_models(folders: Sequence[Path]) -> list[ServedModel]:
+def load_models(folders: Sequence[Path], longest_side: int | None = None) -> list[ServedModel]:
     """Loads saved models, onto the GPU if there is one. Default: the bundled model and those of `messagenet demo`."""
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    device, options = "cuda" if torch.cuda.is_available() else "cpu", PredictOptions(longest_side=longest_side)
     folders = [model_folder(folder) for folder in folders] or [
         model_folder(),
         *(folder for folder in DEMO_MODELS if (folder / "config.json").is_file()),
     ]
     return [
-        ServedModel(name, SegmentationModel.from_pretrained(folder).to(device).eval())
+        ServedModel(name, SegmentationModel.from_pretrained(folder).to(device).eval(), options)
         for name, folder in zip(model_ids(folders), folders, strict=True)
     ]
 

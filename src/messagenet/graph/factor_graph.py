@@ -111,8 +111,10 @@ class FactorGraph:
     @classmethod
     def _build(cls, cardinalities: Sequence[int] | Tensor, blocks: Sequence[tuple[Tensor, Tensor]]) -> FactorGraph:
         states = _integers(cardinalities)
-        if states is None or states.ndim != 1 or len(states) == 0:
-            raise InputError("a factor graph needs at least one variable: give a list of cardinalities")
+        if states is None or states.ndim != 1:
+            raise InputError("cardinalities are whole numbers, one for each variable; give a list such as [2, 3]")
+        if len(states) == 0:
+            raise InputError("a factor graph needs at least one variable; give a list of cardinalities such as [2, 3]")
         wrong = ((states < 1) | (states > MAX_STATES)).nonzero()
         if len(wrong):
             raise InputError(

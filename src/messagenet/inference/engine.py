@@ -96,10 +96,12 @@ def check_number(name: str, value: object, expected: str, is_valid: Callable[[An
         raise InputError(f"{name} is {value!r}; it must be {expected}")
 
 
+_COUNT = ("at least 1", lambda value: isinstance(value, Integral) and int(value) >= 1)
 _NUMBERS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "temperature": ("1 for sum-product, 0 for max-product, or above 0", lambda value: 0 <= value < INF),
     "damping": ("at least 0 and below 1", lambda value: 0 <= value < 1),
-    "max_iterations": ("at least 1", lambda value: isinstance(value, Integral) and int(value) >= 1),
+    "iterations": _COUNT,
+    "max_iterations": _COUNT,
     "tolerance": ("a number, or None to run every iteration", lambda value: value == value),
     "residual_fraction": ("above 0 and at most 1", lambda value: 0 < value <= 1),
     "memory_limit": ("a number of GiB above 0", lambda value: value > 0),
@@ -109,7 +111,7 @@ _NUMBERS: dict[str, tuple[str, Callable[[Any], bool]]] = {
 def check_settings(engine: object, **choices: Sequence[str]) -> None:
     """Refuses a graph in place of a setting, a number out of range, and a word that is none of its choices."""
     settings = vars(engine)
-    if any(isinstance(value, FactorGraph) for value in settings.values()):
+    if any(type(value).__name__.endswith("Graph") for value in settings.values()):
         kind = type(engine).__name__
         raise InputError(f"{kind} takes settings, not a graph; write {kind}().run(graph, potentials)")
     for name, value in settings.items():

@@ -247,8 +247,12 @@ class IterativeHead(nn.Module, Generic[ContextT]):
         cavity: CavityMode = "factor",
         initial: Initial = "zero",
         aggregation: Aggregation = "fixed",
+        **unknown: Any,
     ) -> None:
         super().__init__()
+        if unknown:
+            name, known = next(iter(unknown)), settings.options(type(self))
+            raise InputError(f'{type(self).__name__} has no option "{name}"; {nearest(name, known)}')
         self.in_channels = in_channels
         self.hidden, self.iterations, self.tied = hidden, iterations, tied
         self.cavity, self.initial, self.aggregation = cavity, initial, aggregation

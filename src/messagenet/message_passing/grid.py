@@ -48,7 +48,7 @@ from messagenet.message_passing.estimator import (
     message_scale,
 )
 from messagenet.message_passing.fused_sum import Offsets, box_sum, cached, relu_sum
-from messagenet.settings import register
+from messagenet.settings import convert, register
 
 
 class GridContext(Context):
@@ -123,7 +123,7 @@ class MessagePassing(IterativeHead[GridContext]):
         self,
         in_channels: int,
         num_classes: int,
-        relations: Sequence[Relation] = PAPER_RELATIONS,
+        relations: Sequence[Relation | str] = PAPER_RELATIONS,
         *,
         dependent: Dependent = "sum",
         **options: Any,
@@ -132,13 +132,11 @@ class MessagePassing(IterativeHead[GridContext]):
         self.num_classes, self.dependent = num_classes, dependent
         self.check_finite = True
         self.check_options()
-        if type(num_classes) is not int:
-            raise InputError(f"num_classes is {num_classes!r}; give a whole number, at least 2")
-        if num_classes < 2:
-            raise InputError(f"num_classes is {num_classes}; a labelling needs at least 2 classes")
-        if isinstance(relations, Relation) or not all(isinstance(each, Relation) for each in relations):
+        if type(num_classes) is not int or num_classes < 2:
+            raise InputError(f"num_classes is {num_classes!r}; give a whole number, at least 2 classes")
+        if isinstance(relations, str | Relation):
             raise InputError("relations must be a list such as [surrounding(0.4), above(0.4), below(0.4)]")
-        self.relations = GridGraph(1, 1, tuple(relations)).relations
+        self.relations = GridGraph(1, 1, convert(relations, Sequence[Relation], "relations")).relations
         for relation in self.relations:
             if hasattr(nn.ModuleDict(), relation.name):
                 raise InputError(f"relation name {relation.name!r} is a method of torch modules; choose another")

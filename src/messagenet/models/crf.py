@@ -43,7 +43,7 @@ from messagenet.message_passing.fused_sum import as_rectangle, box_sum, relu_sum
 from messagenet.message_passing.grid import split_by_size
 from messagenet.models.base import Head, at_least_float32, check_features, check_sizes, zero_padding
 from messagenet.models.message import unary_estimator
-from messagenet.settings import at_least, register
+from messagenet.settings import at_least, convert, register
 
 Neighbours = Literal["lattice", "all"]
 Inference = Literal["mean_field", "belief_propagation"]
@@ -79,7 +79,7 @@ class CRFHead(Head):
         self,
         in_channels: int,
         num_classes: int,
-        relations: Sequence[Relation] = PAPER_RELATIONS,
+        relations: Sequence[Relation | str] = PAPER_RELATIONS,
         *,
         neighbours: Neighbours = "lattice",
         hidden: int = 256,
@@ -205,7 +205,7 @@ class PairwisePotentials(nn.Module):
         self,
         in_channels: int,
         num_classes: int,
-        relations: Sequence[Relation],
+        relations: Sequence[Relation | str],
         *,
         hidden: int = 256,
         neighbours: Neighbours = "lattice",
@@ -215,7 +215,8 @@ class PairwisePotentials(nn.Module):
         if neighbours not in get_args(Neighbours):
             raise InputError(f"unknown neighbours {neighbours!r}; {nearest(neighbours, get_args(Neighbours))}")
         self.num_classes = num_classes
-        self.relations = paired_relations(GridGraph(1, 1, tuple(relations)).relations)
+        given = convert(relations, Sequence[Relation], "relations")
+        self.relations = paired_relations(GridGraph(1, 1, given).relations)
         self.neighbours = neighbours
         self.networks = nn.ModuleList(MessageEstimator(in_channels, hidden, num_classes**2) for _ in self.relations)
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import io
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -108,7 +108,7 @@ class PredictedFiles:
 
 def predict_files(
     predictor: Predictor,
-    inputs: Sequence[str | Path],  # files, folders (searched recursively) and globs
+    inputs: str | Path | Iterable[str | Path],  # files, folders (searched recursively) and globs
     out: str | Path,  # keeps subfolders of the inputs apart
     outputs: Sequence[str] = DEFAULT_OUTPUTS,  # of `OUTPUTS`
     *,

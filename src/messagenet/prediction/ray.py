@@ -46,12 +46,9 @@ def predict_dataset(
     `manifest.jsonl` has a line for every image: `{"image": …, "files": […]}`, or `{"image": …, "error": …}`.
 
     Args:
-        predictor: The model and how to predict with it; it is sent to the workers.
+        predictor, out, outputs, show: As for `predict_files`; the predictor is sent to the workers.
         source: A file, folder or glob, a list of such, or a Ray data set with a column of paths.
-        out: The folder to write to, as for `predict_files`.
-        outputs: What to write, as for `predict_files`.
         column: Where a Ray data set has the paths.
-        show: Whether to prepare a page of the results, as for `predict_files`.
         workers: How many processes predict; one per GPU of the cluster, or per core where there is none.
         progress: Called with (images done, images in all).
     """
@@ -127,7 +124,7 @@ class Worker:
 
 def _images(ray: Any, source: Any, column: str) -> list[Path]:
     if not isinstance(source, ray.data.Dataset):
-        return find_images([source] if isinstance(source, str | Path) else source)
+        return find_images(source)
     columns = source.columns() or []
     if column not in columns:
         raise InputError(f'the Ray data set has no column "{column}"; {nearest(column, columns)}')

@@ -26,6 +26,7 @@ from messagenet.data import Classes, SegmentationData, Subset, unique_indices
 from messagenet.errors import InputError, nearest, write_atomically
 from messagenet.evaluation import Evaluator, Scores
 from messagenet.models import SegmentationModel
+from messagenet.models.base import head_trait
 from messagenet.models.controls import parameter_count
 from messagenet.prediction import PredictOptions, Predictor, score
 from messagenet.settings import KIND
@@ -42,7 +43,7 @@ from messagenet.studies.tables import (
 from messagenet.training import DataSets, TrainCallback, TrainConfig, load_config, override, run_training, tune
 from messagenet.training.batches import default_workers
 from messagenet.training.build import build_model, open_sets
-from messagenet.training.config import config_text
+from messagenet.training.config import choose_config, config_text
 from messagenet.training.distributed import start_processes
 from messagenet.training.feature_cache import FeatureCache, collate_features, scoring_cache
 from messagenet.training.systems import SYSTEMS, System, custom_system, find_system
@@ -53,15 +54,15 @@ NEVER = 10**9
 
 
 def compare(
-    systems: Iterable[str | System] | Mapping[str, Sequence[str]],
-    config: TrainConfig,
-    seeds: Sequence[int],
-    out: str | Path,
+    systems: Iterable[str | System] | Mapping[str, Sequence[str]] = DEFAULT_SYSTEMS,
+    config: str | Path | TrainConfig | None = None,
+    seeds: Sequence[int] = Study.seeds,
+    out: str | Path = "comparison",
     *,
     held_out: int = Study.held_out,
     score_on: ScoredOn = Study.score,
     contrasts: Sequence[tuple[str, str]] = (),
-    data: DataSets | None = None,
+    data: str | Path | DataSets | None = None,
     options: PredictOptions | None = None,
     callback: StudyCallback | None = None,
 ) -> list[RunResult]:
@@ -71,19 +72,21 @@ def compare(
 
     Args:
         systems: Names of `training.systems.SYSTEMS`, systems of one's own, or their settings by name.
-        config: What all systems share; its head and loss do not matter.
+        config: What all systems share; its head and loss do not matter. A preset, a YAML file or a configuration;
+            default: "tiny" for generated scenes and "fast" for photographs.
         seeds: Of the weights and the order of images; the data stay the same.
         out: Folder for everything.
         held_out: Training images to tune on.
         score_on: "val", or "held_out" to choose among systems without seeing val: systems are then tuned on every
             other held-out image and scored on the rest.
         contrasts: Pairs of systems, by name or label, whose differences to list.
-        data: Data sets of one's own, instead of those that `config.data` names.
+        data: Text such as "folder:street", or data sets of one's own, instead of those that `config.data` names.
         options: How to predict, in tuning and scoring.
         callback: What follows the comparison.
     """
     found, out, callback = find_systems(systems), Path(out), callback or StudyCallback()
-    options = options or PredictOptions()
+    options, named = options or PredictOptions(), str(data) if isinstance(data, str | Path) else None
+    config = choose_config(data=named, file=config, photographs="fast")
     if not seeds or len(set(seeds)) < len(seeds):
         raise InputError(f"seeds are {list(seeds)}; give one or more, each once")
     pairs = [(_name_of(found, base), _name_of(found, other)) for base, other in contrasts]
@@ -91,7 +94,7 @@ def compare(
     configs = {
         (each.name, seed): _system_config(each, shared, seed, out / "features") for each in found for seed in seeds
     }
-    sets = data or open_sets(config.data)
+    sets = data if isinstance(data, DataSets) else open_sets(config.data)
     check_systems(found, shared, sets.train.classes)
     parts = _hold_out(sets, held_out, score_on)
     _check_same(out / "config.yaml", shared)
@@ -273,7 +276,8 @@ def _train_and_score(
         raise KeyboardInterrupt
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = SegmentationModel.from_pretrained(run.folder / "last").to(device)
-    tuned = tune(model, held_out, options=options)
+    tunable = head_trait(model.head, "tunable")
+    tuned = tune(model, held_out, options=options, limit=len(held_out)) if tunable else []
     model.save(folder / "model")
     assert sets.val is not None
     scores = _scores(model, sets.val, config, options, callback)

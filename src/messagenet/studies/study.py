@@ -54,10 +54,8 @@ def read_study(path: str | Path) -> Study:
         mark = getattr(error, "problem_mark", None)
         where = "" if mark is None else f" in line {mark.line + 1}"
         raise InputError(f"{path} is not YAML{where}: {str(error).splitlines()[0]}") from error
-    if not isinstance(content, dict) or not isinstance(content.get("systems"), dict):
-        raise InputError(f"{path} has no systems; give them as in `systems: {{unary: [unary]}}`")
-    if not content["systems"]:
-        raise InputError(f"{path} has no systems; give at least one, such as `unary: [unary]`")
+    if not isinstance(content, dict) or not isinstance(content.get("systems"), dict) or not content["systems"]:
+        raise InputError(f"{path} has no systems; give at least one, as in `systems: {{unary: [unary]}}`")
     for key in content:
         if key not in KEYS:
             raise InputError(f"{path}: there is no {key!r} in a study; {nearest(str(key), KEYS)}")

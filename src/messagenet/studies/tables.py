@@ -131,14 +131,15 @@ class TableRow:
         return values
 
 
-def with_spread(mean: float | None, spread: float | None, unit: str = "%") -> str:
-    """A mean with its spread, in per cent or nats.
+def with_spread(mean: float | None, spread: float | None, unit: str = "%", sign: str = "") -> str:
+    """A mean with its spread, in per cent or nats; with a sign if `sign` is "+".
 
-    >>> with_spread(0.5, 0.012), with_spread(0.5, 0.012, "nats"), with_spread(0.5, None), with_spread(None, None)
-    ('50.0 ± 1.2', '0.500 ± 0.012', '50.0', '–')
+    >>> with_spread(0.5, 0.012), with_spread(0.5, None, "nats"), with_spread(0.01, None, sign="+")
+    ('50.0 ± 1.2', '0.500', '+1.0')
     """
     scale, digits = (100, 1) if unit == "%" else (1, 3)
-    return "–" if mean is None else " ± ".join(f"{scale * v:.{digits}f}" for v in (mean, spread) if v is not None)
+    text = "–" if mean is None else f"{scale * mean:{sign}.{digits}f}"
+    return text if spread is None else f"{text} ± {scale * spread:.{digits}f}"
 
 
 def table_rows(results: Sequence[RunResult]) -> list[TableRow]:
@@ -259,7 +260,7 @@ def contrasts_markdown(contrasts: Sequence[Contrast]) -> str:
     lines = ["| difference in points | " + " | ".join(f"{c.base} → {c.other}" for c in contrasts) + " |"]
     lines.append("|---|" + "---:|" * len(contrasts))
     for name in dict.fromkeys(name for each in contrasts for name in each.differences):
-        cells = [_points(each.differences.get(name, [])) for each in contrasts]
+        cells = [with_spread(*_mean_and_spread(each.differences.get(name, [])), sign="+") for each in contrasts]
         lines.append(f"| {name} | {' | '.join(cells)} |")
     lines.append("| seeds | " + " | ".join(str(len(each.seeds)) for each in contrasts) + " |")
     for each in contrasts:
@@ -267,18 +268,6 @@ def contrasts_markdown(contrasts: Sequence[Contrast]) -> str:
         for (target, label), (before, after) in each.largest:
             lines.append(f"- {target} called {label}: {100 * before:.1f} → {100 * after:.1f}")
     return "\n".join(lines) + "\n"
-
-
-def _points(differences: Sequence[float]) -> str:
-    """A mean with its spread and sign.
-
-    >>> _points([0.01, 0.02]), _points([-0.031]), _points([])
-    ('+1.5 ± 0.7', '-3.1', '–')
-    """
-    if not differences:
-        return "–"
-    spread = f" ± {100 * statistics.stdev(differences):.1f}" if len(differences) > 1 else ""
-    return f"{100 * statistics.fmean(differences):+.1f}{spread}"
 
 
 def _read(path: Path) -> Scores:
@@ -396,12 +385,8 @@ class StudyConsole(StudyCallback):
         """The scores of a system."""
         values = ", ".join(f"{name} {value:g}" for name, value in result.tuned.items())
         tuned = f", tuned on held-out images to {values}" if values else ""
-        self.console.print(
-            f"{index}/{total} {result.system}, seed {result.seed}: mean IoU {result.mean_iou:.1%}{tuned}",
-            markup=False,
-            highlight=False,
-            soft_wrap=True,
-        )
+        said = f"{index}/{total} {result.system}, seed {result.seed}: mean IoU {result.mean_iou:.1%}{tuned}"
+        self.console.out(said, highlight=False)
 
 
 def results_table(results: Sequence[RunResult]) -> Table:

@@ -324,12 +324,14 @@ def preset_names() -> tuple[str, ...]:
     return tuple(sorted(file.name.removesuffix(".yaml") for file in files if file.name.endswith(".yaml")))
 
 
-def load_config(source: str | Path) -> TrainConfig:
+def load_config(source: str | Path | TrainConfig = "default") -> TrainConfig:
     """Reads a preset by name, or a YAML file; settings it leaves out are those of its preset, or the defaults.
 
     >>> load_config("tiny").model.backbone["kind"]
     'tiny'
     """
+    if isinstance(source, TrainConfig):
+        return source
     name = str(source)
     if name in preset_names():
         text = resources.files("messagenet.training").joinpath("presets", f"{name}.yaml").read_text("utf-8")
@@ -396,7 +398,7 @@ def choose_config(
     *,
     data: str | None = None,
     preset: str | None = None,
-    file: str | Path | None = None,
+    file: str | Path | TrainConfig | None = None,
     system: str | None = None,
     settings: Settings = (),
     run_folder: str | Path | None = None,

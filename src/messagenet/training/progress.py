@@ -112,20 +112,17 @@ class Bar(TrainCallback):
             f"parameters, {info.device}{processes}"
         )
         if info.start_step >= info.total_steps:
-            self._say_complete(info)
+            self.console.out(
+                f"this run is complete, all {info.total_steps} steps are taken; to train it for longer:\n"
+                f"  messagenet train --out {info.folder} --resume --epochs N (or --set run.steps=N)",
+                highlight=False,
+            )
             return
         if info.start_step:
             self.console.print(f"going on after step {info.start_step}")
         self._best = info.best_iou or 0.0
         self._steps = self._bar.add_task("training", total=info.total_steps, completed=info.start_step, **self._shown)
         self._bar.start()
-
-    def _say_complete(self, info: RunInfo) -> None:
-        text = (
-            f"this run is complete, all {info.total_steps} steps are taken; to train it for longer:\n"
-            f"  messagenet train --out {info.folder} --resume --epochs N (or --set run.steps=N)"
-        )
-        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def caching(self, done: int, total: int) -> None:
         """Moves a second bar, which is removed when it is full."""

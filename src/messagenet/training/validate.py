@@ -10,14 +10,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby, islice, product
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from accelerate import Accelerator  # type: ignore[import-untyped]
 from torch import Tensor
 
-from messagenet.data import SegmentationData
+from messagenet.data import SegmentationData, Subset, open_data, takes
+from messagenet.data.classes import ClassesLike
 from messagenet.data.images import ImageArray
 from messagenet.errors import InputError
 from messagenet.evaluation import Confusion, iou_per_class, mean_iou, pixel_accuracy
@@ -114,31 +116,49 @@ class TuneResult(NamedTuple):
 
 
 def tune(
-    model: SegmentationModel,
-    data: SegmentationData,
+    model: str | Path | SegmentationModel | None = None,
+    data: Any = None,
     candidates: Mapping[str, Sequence[float]] | None = None,
     *,
+    split: str = "val",
+    classes: ClassesLike | None = None,
+    void_values: Sequence[int] | None = None,
+    keep: Sequence[str] | None = None,
+    rest: Literal["void", "background"] = "void",
     options: PredictOptions | None = None,
+    limit: int = 100,
+    out: str | Path | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[TuneResult]:
-    """Sets the model to its best values, if it has any to tune; returns all results, best first, the earlier of equals.
+    """Sets a model to the best values of what training does not learn; all results, best first, the earlier of equals.
 
     Args:
-        model: The model; it is put into evaluation mode.
-        data: Held-out images with masks.
+        model: A model, which is put into evaluation mode, a saved model's folder, or a bundled model's name (default).
+        data: Labelled images that are neither trained nor scored on, as for `evaluate`.
         candidates: Values to try for each setting. Default: those of `model.head.tunable`.
+        split, classes, void_values, keep, rest: How to open the data, as for `evaluate_models`.
         options: How to predict.
+        limit: Use at most this many images.
+        out: Where to save the tuned model. Default: beside a saved model, with "-tuned" added to its name.
         progress: Called with (images done, images in all).
     """
+    out = f"{Path(model)}-tuned" if out is None and isinstance(model, str | Path) else out
+    predictor = Predictor(model, options)
+    model = predictor.model
     candidates = head_trait(model.head, "tunable") if candidates is None else candidates
     if not candidates:
-        return []
+        raise InputError(
+            "the model has nothing to tune: it learns everything in training; "
+            "context_crf, crf_pseudo, crf_likelihood and deeplab_crf have settings to search"
+        )
+    void_values = model.input.void_values if void_values is None and takes(data, "void_values") else void_values
+    data = open_data(data, split, classes, void_values or None, keep, rest)
     require_same_classes(model, data)
+    data = Subset(data, range(min(limit, len(data))))
     if len(data) == 0:
         raise InputError("there are no held-out images to tune on; give at least one")
     grid = [dict(zip(candidates, values, strict=True)) for values in product(*candidates.values())]
     confusions = [Confusion(data.classes.num_classes) for _ in grid]
-    predictor = Predictor(model, options)
     for done, sample in enumerate(data, start=1):
         if sample.mask is None:
             raise InputError(f"{sample.name} has no mask to tune with; use a split with masks")
@@ -152,6 +172,8 @@ def tune(
     found = [TuneResult(values, mean_iou(each.matrix)) for values, each in zip(grid, confusions, strict=True)]
     results = sorted(found, key=lambda result: -result.mean_iou)
     model.set_tunable(**results[0].values)
+    if out is not None:
+        model.save(out)
     return results
 
 

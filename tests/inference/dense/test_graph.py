@@ -6,6 +6,8 @@ import pytest
 import torch
 
 from messagenet.errors import InputError
+from messagenet.graph import FactorGraph
+from messagenet.inference import Exact
 from messagenet.inference.dense import Bilateral, DenseGraph, DenseMeanField, Gaussian
 
 
@@ -23,6 +25,14 @@ from messagenet.inference.dense import Bilateral, DenseGraph, DenseMeanField, Ga
 def test_settings(make, message):
     with pytest.raises(InputError, match=message):
         make()
+
+
+@pytest.mark.parametrize("engine", [DenseMeanField, Exact])
+@pytest.mark.parametrize("graph", [FactorGraph([2, 2], [[0, 1]]), DenseGraph(torch.rand(3, 4, 5))])
+def test_a_graph_is_no_setting(engine, graph):
+    with pytest.raises(InputError, match=r"takes settings, not a graph; write \w+\(\).run\(") as error:
+        engine(graph)
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(

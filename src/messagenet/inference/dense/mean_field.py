@@ -43,7 +43,7 @@ from torch.autograd.function import once_differentiable
 from messagenet.errors import InputError
 from messagenet.inference.dense.filters import Filter, uses_numba
 from messagenet.inference.dense.graph import DenseGraph, Filters, for_each_image
-from messagenet.inference.engine import check_number
+from messagenet.inference.engine import check_settings
 
 
 def message_into(
@@ -217,11 +217,7 @@ class DenseMeanField:
     iterations: int = 10
 
     def __post_init__(self) -> None:
-        if isinstance(self.iterations, DenseGraph):
-            raise InputError(
-                "DenseMeanField takes settings, not a graph; write DenseMeanField().run(graph, potentials)"
-            )
-        check_number("iterations", self.iterations, "at least 1", lambda count: isinstance(count, int) and count >= 1)
+        check_settings(self)
 
     def run(
         self,
