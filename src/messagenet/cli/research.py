@@ -55,7 +55,10 @@ def compare(
     keep: options.KeepOption = None,
     rest: options.TrainedRestOption = None,
     held_out: Annotated[
-        int | None, typer.Option(help="Training images held out from all systems, to tune settings on. Default: 20.")
+        int | None,
+        typer.Option(
+            help="Training images held out from all systems, to tune settings on. Default: one in ten, at most 20."
+        ),
     ] = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over the training images.")] = None,
     imports: options.ImportOption = None,

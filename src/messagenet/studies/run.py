@@ -41,7 +41,7 @@ from messagenet.studies.tables import (
 )
 from messagenet.training import DataSets, TrainCallback, TrainConfig, load_config, override, run_training, tune
 from messagenet.training.batches import default_workers
-from messagenet.training.build import build_model, open_sets
+from messagenet.training.build import build_model, check_training_data, open_sets
 from messagenet.training.config import config_text
 from messagenet.training.distributed import start_processes
 from messagenet.training.feature_cache import FeatureCache, collate_features, scoring_cache
@@ -50,6 +50,8 @@ from messagenet.training.systems import SYSTEMS, System, custom_system, find_sys
 DEFAULT_SYSTEMS = ("unary", "convolution", "context_crf", "message")
 RESULT = "result.json"
 NEVER = 10**9
+LEAST_HELD_OUT: dict[ScoredOn, int] = {"val": 1, "held_out": 2}
+MOST_HELD_OUT = 20  # unless more are asked for
 
 
 def compare(
@@ -58,7 +60,7 @@ def compare(
     seeds: Sequence[int],
     out: str | Path,
     *,
-    held_out: int = Study.held_out,
+    held_out: int | None = Study.held_out,
     score_on: ScoredOn = Study.score,
     contrasts: Sequence[tuple[str, str]] = (),
     data: DataSets | None = None,
@@ -74,7 +76,7 @@ def compare(
         config: What all systems share; its head and loss do not matter.
         seeds: Of the weights and the order of images; the data stay the same.
         out: Folder for everything.
-        held_out: Training images to tune on.
+        held_out: Training images to tune on. Default: one in ten, at most 20.
         score_on: "val", or "held_out" to choose among systems without seeing val: systems are then tuned on every
             other held-out image and scored on the rest.
         contrasts: Pairs of systems, by name or label, whose differences to list.
@@ -93,10 +95,16 @@ def compare(
     }
     sets = data or open_sets(config.data)
     check_systems(found, shared, sets.train.classes)
+    if held_out is None:
+        held_out = max(LEAST_HELD_OUT[score_on], min(MOST_HELD_OUT, len(unique_indices(sets.train)) // 10))
     parts = _hold_out(sets, held_out, score_on)
     _check_same(out / "config.yaml", shared)
     scoring = _options_text(options, held_out, score_on)
     _check_same_options(out / "options.json", scoring)
+    if not (out / "config.yaml").is_file():  # a folder that refuses other settings holds a comparison that could begin
+        first = configs[found[0].name, seeds[0]]
+        check_training_data(parts[0], first.augment, seeds[0])
+        build_model(first, sets.train.classes)
     write_atomically(out / "config.yaml", config_text(shared).encode())
     write_atomically(out / "options.json", scoring.encode())
     jobs = [(system, seed) for seed in seeds for system in found]
@@ -203,7 +211,7 @@ def _hold_out(sets: DataSets, held_out: int, score_on: ScoredOn) -> tuple[DataSe
     if sets.val is None and score_on == "val":
         raise InputError("there is nothing to score the systems on; set data.val_split")
     images = unique_indices(sets.train)
-    count, least = len(images), 1 if score_on == "val" else 2
+    count, least = len(images), LEAST_HELD_OUT[score_on]
     if not least <= held_out < count:
         raise InputError(
             f"held-out is {held_out} of {count} training images; hold out at least {least} and not all of them"
