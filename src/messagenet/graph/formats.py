@@ -101,7 +101,8 @@ def read_text(path: str | Path) -> str:
     try:
         return Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot read {path}: {error}") from None
+        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
+        raise InputError(f"cannot read {path} ({reason}); check the path") from None
 
 
 def read_uai(path: str | Path) -> tuple[FactorGraph, tuple[Tensor, ...]]:

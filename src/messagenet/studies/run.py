@@ -50,8 +50,6 @@ from messagenet.training.systems import SYSTEMS, System, custom_system, find_sys
 DEFAULT_SYSTEMS = ("unary", "convolution", "context_crf", "message")
 RESULT = "result.json"
 NEVER = 10**9
-LEAST_HELD_OUT: dict[ScoredOn, int] = {"val": 1, "held_out": 2}
-MOST_HELD_OUT = 20  # unless more are asked for
 
 
 def compare(
@@ -96,7 +94,7 @@ def compare(
     sets = data or open_sets(config.data)
     check_systems(found, shared, sets.train.classes)
     if held_out is None:
-        held_out = max(LEAST_HELD_OUT[score_on], min(MOST_HELD_OUT, len(unique_indices(sets.train)) // 10))
+        held_out = max(1 if score_on == "val" else 2, min(20, len(unique_indices(sets.train)) // 10))
     parts = _hold_out(sets, held_out, score_on)
     _check_same(out / "config.yaml", shared)
     scoring = _options_text(options, held_out, score_on)
@@ -211,7 +209,7 @@ def _hold_out(sets: DataSets, held_out: int, score_on: ScoredOn) -> tuple[DataSe
     if sets.val is None and score_on == "val":
         raise InputError("there is nothing to score the systems on; set data.val_split")
     images = unique_indices(sets.train)
-    count, least = len(images), LEAST_HELD_OUT[score_on]
+    count, least = len(images), 1 if score_on == "val" else 2
     if not least <= held_out < count:
         raise InputError(
             f"held-out is {held_out} of {count} training images; hold out at least {least} and not all of them"

@@ -107,10 +107,8 @@ class Bar(TrainCallback):
         """Prints the sizes of the run and shows the bar."""
         processes = f" x {info.processes} processes" if info.processes > 1 else ""
         to_score = f", {info.val_images} to score" if info.val_images else ""
-        self.console.print(
-            f"{info.images} training images{to_score}, {info.parameters / 1e6:.2f} million "
-            f"parameters, {info.device}{processes}"
-        )
+        sizes = f"{info.images} training images{to_score}, {info.parameters / 1e6:.2f} million parameters"
+        self.console.print(f"{sizes}, {info.device}{processes}")
         if info.start_step >= info.total_steps:
             self._say_complete(info)
             return
@@ -164,9 +162,8 @@ class Bar(TrainCallback):
         if result.interrupted:
             self.console.print(f"stopped after step {result.steps}; to continue, {self.to_resume}")
         score = "" if result.best_iou is None else f", best mean IoU {result.best_iou:.1%}"
-        self.console.print(
-            f"{result.folder}: {result.steps} step{'s' * (result.steps != 1)} in {result.seconds:.0f} s{score}"
-        )
+        steps = "1 step" if result.steps == 1 else f"{result.steps} steps"
+        self.console.print(f"{result.folder}: {steps} in {result.seconds:.0f} s{score}")
 
 
 LOG, BOARD = "log.jsonl", "tensorboard"
