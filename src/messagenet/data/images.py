@@ -77,8 +77,7 @@ def decode_mask(data: bytes, name: str = "the mask", colours: Mapping[Colour, in
 
 def find_images(paths: Iterable[str | Path]) -> list[Path]:
     """The image files among files (any suffix), folders (recursively) and globs, none hidden; sorted, no duplicates."""
-    paths = list(paths)
-    if "" in paths:
+    if "" in (paths := list(paths)):
         raise InputError("an image path is empty; give an image file, a folder or a glob")
     given = [Path(path).expanduser() for path in paths]
     found: dict[Path, Path] = {}

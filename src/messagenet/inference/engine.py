@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from numbers import Integral, Real
-from typing import Any, Literal, NamedTuple, Protocol, TypeVar, get_args
+from typing import Any, Literal, NamedTuple, NoReturn, Protocol, TypeVar, get_args
 
 import torch
 from torch import Tensor
@@ -257,10 +257,15 @@ class Problem:
             return
         lost = (beliefs == -INF).all(-1).nonzero()
         if len(lost):
-            raise InputError(
-                f"variable {int(lost[0, 0])} has no possible state: zero potentials (or the evidence) contradict"
-                " each other; give some joint state a positive potential"
-            )
+            refuse_impossible(int(lost[0, 0]))
+
+
+def refuse_impossible(variable: int) -> NoReturn:
+    """Raises: no joint state has a positive potential."""
+    raise InputError(
+        f"variable {variable} has no possible state: zero potentials (or the evidence) contradict each other; "
+        "give some joint state a positive potential"
+    )
 
 
 def require_factor_graph(graph: object) -> None:
@@ -317,10 +322,12 @@ def _batch_size(group: FactorGroup, table: Tensor) -> int | None:
 
 
 def _check_values(group: FactorGroup, table: Tensor) -> bool:
-    """Whether a -inf is there; NaN and +inf are refused with the factor they are in."""
+    """Whether a -inf is there; NaN, +inf and tables of -inf alone are refused."""
     low, high = (float(value) for value in torch.aminmax(table.detach()))
     if high == INF or high != high:
         bad = (table.isnan() | (table == INF)).nonzero()[0]
         factor = int(group.factor_ids[int(bad[table.ndim - group.order - 1])])
         raise InputError(f"factor {factor}: log-potential {high} is not finite; only -inf (probability 0) may be")
+    if low == -INF and group.order and len(lost := (table.flatten(-group.order) == -INF).all(-1).nonzero()):
+        refuse_impossible(int(group.scopes[lost[0, -1], 0]))
     return low == -INF

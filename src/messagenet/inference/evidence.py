@@ -18,7 +18,7 @@ from torch import Tensor
 
 from messagenet.errors import InputError
 from messagenet.graph.factor_graph import FactorGraph, FactorGroup, Potentials
-from messagenet.inference.engine import Engine, Result, align
+from messagenet.inference.engine import Engine, Result, align, refuse_impossible
 from messagenet.inference.log_math import INF
 
 
@@ -147,11 +147,7 @@ def restrict(graph: FactorGraph, potentials: Potentials, allowed: Tensor) -> Con
     """Keeps only the allowed states, given as a (variables, max_cardinality) mask."""
     counts = allowed.sum(1)
     if bool((counts == 0).any()):
-        variable = int((counts == 0).nonzero()[0])
-        raise InputError(
-            f"variable {variable} has no possible state: zero potentials (or the evidence) contradict each other;"
-            " give some joint state a positive potential"
-        )
+        refuse_impossible(int((counts == 0).nonzero()[0]))
     width = int(counts.max())
     states = torch.where(allowed, torch.arange(allowed.shape[1], device=allowed.device), allowed.shape[1])
     states = states.sort(1).values[:, :width]

@@ -33,7 +33,7 @@ from messagenet.errors import InputError, nearest
 from messagenet.geometry import CellLabel, Features, interpolation_matrix, map_size, node_targets
 from messagenet.models.base import Head, SegmentationModel, at_least_float32, ignore_padding
 from messagenet.models.controls import UnaryEnsemble
-from messagenet.settings import between, register
+from messagenet.settings import between, convert, register
 
 Resolution = Literal["nodes", "pixels"]
 
@@ -81,8 +81,8 @@ class CrossEntropy:
         between(0, 1, label_smoothing=label_smoothing)
         if resolution == "pixels" and cell_label != "centre":
             raise InputError("cell_label is for a loss at the nodes; set resolution=nodes, or leave it out")
-        self.resolution = resolution
-        self.cell_label = cell_label
+        self.resolution: Resolution = convert(resolution, Resolution, "resolution")
+        self.cell_label: CellLabel = convert(cell_label, CellLabel, "cell_label")
         self.label_smoothing = label_smoothing
         self.iteration_weights = tuple(iteration_weights)
 
@@ -132,7 +132,7 @@ class NodeLoss:
     head_class: ClassVar[type[Head]] = Head
 
     def __init__(self, *, cell_label: CellLabel = "centre") -> None:
-        self.cell_label = cell_label
+        self.cell_label: CellLabel = convert(cell_label, CellLabel, "cell_label")
 
     def __call__(self, model: SegmentationModel, batch: Batch) -> LossSum:
         """The loss of a batch, as a sum and a count."""
