@@ -110,7 +110,7 @@ def test_a_run_that_is_complete_says_so(tmp_path, capsys, monkeypatch):
     text = capsys.readouterr().out
     assert "this run is complete" in text
     assert "--epochs N" in text
-    assert "resuming" not in text
+    assert "resuming after" not in text
     monkeypatch.setattr("messagenet.training.distributed.is_first_process", lambda: False)
     assert run("train", "--out", out, "--resume") == 0
     assert "messagenet predict IMAGES" not in capsys.readouterr().out
