@@ -59,7 +59,7 @@ def read_snakes(path: str | Path, split: str = "train", *, size: int = 12) -> Sn
         with np.load(path, allow_pickle=False) as file:
             images, labels, sizes = (file[f"{part}_{split}"] for part in ("x", "y", "size"))
     except (OSError, KeyError, ValueError) as error:
-        raise InputError(f"{path} is no file of snakes with a split {split!r}: {error}") from None
+        raise InputError(f"{path} cannot be read as snakes ({error}); give an npz file of snakes") from None
     cells = []
     for image, own, (height, width) in zip(images, labels, sizes, strict=True):
         matches = (image[:height, :width, None] == np.array(COLOURS)).all(-1)  # (height, width, 5)
@@ -175,4 +175,7 @@ def main(arguments: list[str] | None = None) -> list[tuple[float, float]]:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except InputError as error:
+        raise SystemExit(f"error: {error}") from None

@@ -39,7 +39,7 @@ def read_words(path: str) -> list[Word]:
         with np.load(path, allow_pickle=False) as file:
             pixels, labels, lengths, folds = (file[name] for name in ("pixels", "label", "length", "fold"))
     except (OSError, KeyError, ValueError) as error:
-        raise mn.InputError(f"{path} is no file of letters: {error}") from None
+        raise mn.InputError(f"{path} cannot be read as letters ({error}); give an npz file of letters") from None
     images = torch.from_numpy(np.unpackbits(pixels, axis=1)).float().reshape(-1, 1, 16, 8).split(lengths.tolist())
     return list(zip(images, torch.from_numpy(labels).long().split(lengths.tolist()), folds.tolist(), strict=True))
 
@@ -168,4 +168,7 @@ def main(arguments: list[str] | None = None) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(main()))
+    try:
+        print(json.dumps(main()))
+    except mn.InputError as error:
+        raise SystemExit(f"error: {error}") from None

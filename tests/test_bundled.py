@@ -119,7 +119,7 @@ def test_a_report_needs_no_masks_on_disk(tmp_path, save):
 def test_a_report_that_cannot_be_is_refused_before_anything_is_predicted(tmp_path, capsys):
     Image.new("RGB", (40, 30)).save(tmp_path / "a.png")
     assert run("predict", tmp_path / "a.png", "--out", tmp_path / "p", "--report", tmp_path) == 2
-    assert "which is a folder" in capsys.readouterr().err
+    assert f"is a folder; give a file such as {tmp_path}/report.html" in capsys.readouterr().err
     (tmp_path / "b.png").write_text("no image")
     report = tmp_path / "page.html"
     assert run("predict", tmp_path / "b.png", "--out", tmp_path / "p", "--report", report) == 2

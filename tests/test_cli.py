@@ -92,6 +92,16 @@ def test_data_check_counts_and_fails_on_issues(street, tmp_path, capsys):
     assert capsys.readouterr().out.count("holds ids outside") == 5
 
 
+def test_data_check_refuses_a_folder_without_masks_as_training_does(street, tmp_path, capsys):
+    (street / "masks").rename(tmp_path / "masks")
+    assert run("data", "check", f"folder:{street}") == 2
+    text = capsys.readouterr().out
+    assert "has no masks to learn from; add them" in text
+    assert "no issues found" not in text
+    assert run("train", "--data", f"folder:{street}", "--preset", "tiny", "--out", tmp_path / "run") == 2
+    assert "has no masks to learn from; add them" in capsys.readouterr().err
+
+
 def test_a_run_that_is_complete_says_so(tmp_path, capsys, monkeypatch):
     out = tmp_path / "run"
     small = ["--set", "run.workers=0", "--set", "model.head.hidden=8", "--set", "run.steps=1"]
@@ -101,7 +111,7 @@ def test_a_run_that_is_complete_says_so(tmp_path, capsys, monkeypatch):
     text = capsys.readouterr().out
     assert "this run is complete" in text
     assert "--epochs N" in text
-    assert "going on" not in text
+    assert "resuming after" not in text
     monkeypatch.setattr("messagenet.training.distributed.is_first_process", lambda: False)
     assert run("train", "--out", out, "--resume") == 0
     assert "messagenet predict IMAGES" not in capsys.readouterr().out
@@ -200,6 +210,14 @@ def test_bad_data_is_one_line_and_exit_code_2(street, tmp_path, capsys, kind, wo
         (["evaluate"], "say which data set to open: --data folder:DIR"),
         (["tune"], "the model has nothing to tune"),
         (["data", "check", "folder:nowhere"], "nowhere"),
+        (["train", "--data", "synthetic:8", "--set", "augment.crop=big"], "give a whole number or a list of 2, each"),
+        (["predict", ""], "an image path is empty; give an image file, a folder or a glob"),
+        (["infer", "nope.uai"], "cannot read nope.uai (No such file or directory); check the path"),
+        (["infer", "model.uai", "-o", "."], ". is a folder; give a file such as model.MAR"),
+        (["evaluate", "--report", "."], ". is a folder; give a file such as report.html"),
+        (["evaluate", "--json", "/"], "/ is a folder; give a file such as /scores.json"),
+        (["data", "check", "synthetic:4", "--sheet", "."], ". is a folder; give a file such as sheet.png"),
+        (["data", "check", "synthetic:4", "--sheet", "a/b.jpg"], "PNG image, not b.jpg; call it a/b.png"),
     ],
 )
 def test_bad_arguments_name_the_fix(arguments, words, tmp_path, monkeypatch, capsys):
@@ -207,8 +225,9 @@ def test_bad_arguments_name_the_fix(arguments, words, tmp_path, monkeypatch, cap
     assert run(*arguments) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: ")
+    assert error.count("\n") == 1
     assert words in error
-    assert not list(tmp_path.rglob("*.safetensors"))
+    assert not list(tmp_path.iterdir())
 
 
 def test_predict_refuses_what_is_no_image_and_writes_nothing(model, tmp_path, capsys):

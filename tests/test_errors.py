@@ -19,3 +19,13 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path, monkeypat
         write_atomically(path, b"new")
     assert path.read_bytes() == b"old"
     assert os.listdir(tmp_path) == ["a.bin"]
+
+
+@pytest.mark.parametrize("path", [".", "..", "/", ""])
+def test_a_folder_is_no_file_to_write(tmp_path, monkeypatch, path):
+    (tmp_path / "inner").mkdir()
+    monkeypatch.chdir(tmp_path / "inner")
+    with pytest.raises(InputError, match="choose a file in a writable folder"):
+        write_atomically(path, b"text")
+    assert os.listdir(tmp_path / "inner") == []
+    assert os.listdir(tmp_path) == ["inner"]

@@ -37,10 +37,16 @@ def nearest(word: str, choices: Iterable[str]) -> str:
     return f'did you mean "{match[0]}"?' if match else f"choose one of: {', '.join(known)}"
 
 
+def refuse_folder(path: str | Path | None, example: str) -> None:
+    """Refuses a folder where a file is to be written, before the work that would fill it."""
+    if path is not None and Path(path).is_dir():
+        raise InputError(f"{path} is a folder; give a file such as {Path(path) / example}")
+
+
 def write_atomically(path: str | Path, content: bytes) -> Path:
     """Writes beside the target under another name, then renames; missing folders are made."""
     target = Path(path)
-    temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.part")
+    temporary = target.parent / f".{target.name}.{uuid.uuid4().hex[:8]}.part"
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         temporary.write_bytes(content)

@@ -94,8 +94,18 @@ def test_notes(folder: Path, save_mask: Callable[..., Path]) -> None:
 def test_unlabelled(folder: Path) -> None:
     (folder / "masks").rename(folder / "unused")
     report = check_data(FolderData(folder))
-    assert report.ok
+    assert report.issues == [f"{folder.name} has no masks to learn from; add them, or choose another split"]
     assert "predicted, not scored" in report.summary()
+
+
+def test_a_mask_is_usable_with_an_image_of_its_size_only(
+    folder: Path, save_mask: Callable[..., Path], save_image: Callable[..., Path]
+) -> None:
+    (folder / "images" / "1.jpg").write_bytes(b"nonsense")
+    save_mask(folder / "masks" / "3.png", np.zeros((5, 6)))
+    report = check_data(folder)
+    assert (report.count, report.labelled, report.images.tolist()) == (10, 8, [8, 8, 8])
+    assert "10 samples, 8 with a mask that can be used" in report.summary()
 
 
 def test_an_issue_of_many_files_is_listed_once(folder: Path, save_mask: Callable[..., Path]) -> None:

@@ -46,7 +46,7 @@ class TestRawToLabels:
                 wrong.add(value)
             expected.append(VOID if void else value)
         if wrong:
-            with pytest.raises(InputError, match=rf"--void {min(wrong)}\)"):
+            with pytest.raises(InputError, match=" ".join(f"--void {label}" for label in sorted(wrong)[:5])):
                 raw_to_labels(raw, num_classes, tuple(voids), "m.png")
         else:
             assert raw_to_labels(raw, num_classes, tuple(voids), "m.png").ravel().tolist() == expected

@@ -87,8 +87,8 @@ class TestClasses:
         [
             (None, "list does not name its classes; give classes="),
             ("names", "cannot read the class list names"),
-            ([1, 2], r"\[1, 2\] are no class names; give names, their count"),
-            ({"a": 1}, r"\{'a': 1\} are no class names"),
+            ([1, 2], r"\[1, 2\] are not class names; give names, their count"),
+            ({"a": 1}, r"\{'a': 1\} are not class names"),
         ],
     )
     def test_never_guessed(self, classes: Any, expected: str) -> None:
@@ -154,7 +154,7 @@ def test_bad_items(item: Any, expected: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "expected"), [([], "is empty"), (iter([]), "with a length and items"), (3, "int is no data set")]
+    ("data", "expected"), [([], "is empty"), (iter([]), "with a length and items"), (3, "int is not a data set")]
 )
 def test_what_is_no_data_set(data: Any, expected: str) -> None:
     with pytest.raises(InputError, match=expected):

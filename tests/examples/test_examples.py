@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import runpy
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,15 @@ def test_snakes_need_more_than_one_iteration():
     scores = run("snakes.py", "--count", "24", "--epochs", "3", "--iterations", "1", "2")
     assert len(scores) == 2
     assert all(0 < snake_cells < cells < 1 for cells, snake_cells in scores)
+
+
+@pytest.mark.parametrize("name", ["snakes.py", "words.py"])
+def test_a_missing_file_is_one_line(name):
+    command = [sys.executable, str(EXAMPLES / name), "--file", "missing.npz"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.returncode == 1
+    assert ended.stderr.startswith("error: missing.npz cannot be read as ")
+    assert ended.stderr.count("\n") == 1
 
 
 def test_chains_gain_from_their_neighbours():

@@ -60,10 +60,10 @@ def test_two_mirrored_quarters_restore_the_snakes():
 
 
 def test_bad_files_and_sizes(tmp_path):
-    with pytest.raises(InputError, match="no file of snakes"):
+    with pytest.raises(InputError, match="cannot be read as snakes"):
         read_snakes(tmp_path / "none.npz")
     np.savez(tmp_path / "other.npz", x_train=np.zeros(1))
-    with pytest.raises(InputError, match="no file of snakes"):
+    with pytest.raises(InputError, match="cannot be read as snakes"):
         read_snakes(tmp_path / "other.npz")
     size = np.array([[2, 2]])
     np.savez(tmp_path / "grey.npz", x_train=np.full((1, 2, 2, 3), 9), y_train=np.zeros((1, 2, 2)), size_train=size)

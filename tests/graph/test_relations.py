@@ -59,3 +59,8 @@ def test_mistakes_are_named(word: str | dict[str, object], said: str) -> None:
     with pytest.raises(InputError) as caught:
         Relation.from_setting(word)
     assert said in str(caught.value)
+
+
+def test_offsets_in_the_place_of_a_shape() -> None:
+    with pytest.raises(InputError, match=r"its shape is \[\(0, 1\)\]; write offsets=\["):
+        Relation("mine", [(0, 1)])  # type: ignore[arg-type]

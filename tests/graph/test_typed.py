@@ -107,3 +107,15 @@ def test_batches_keep_the_order_of_factors_within_a_type():
 def test_bad_graphs(build, words):
     with pytest.raises(InputError, match=words):
         build()
+
+
+@pytest.mark.parametrize(
+    ("factors", "words"),
+    [
+        ([[0, 1]], 'factors is a list; name their type, as in {"next"'),
+        ({"next": [0, 1]}, "give a list of scopes, as in"),
+    ],
+)
+def test_factors_without_a_type_or_a_list_of_scopes(factors, words):
+    with pytest.raises(InputError, match=words):
+        TypedGraph.build(4, factors)

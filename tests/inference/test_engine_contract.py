@@ -375,6 +375,12 @@ class TestEveryEngine:
         with pytest.raises(InputError, match="contradict"):
             case.engine.run(chain_graph([2, 2]), [torch.tensor([[0.0, -INF], [-INF, 0.0]]), equal])
 
+    def test_a_table_of_zeros_alone_is_refused(self, case):
+        graph, unary, zeros = chain_graph([2, 2]), torch.zeros(2, 2), torch.full((1, 2, 2), -INF)
+        for potentials in ([unary, zeros], [unary.expand(3, 2, 2), torch.stack([zeros, 0 * unary[None], zeros])]):
+            with pytest.raises(InputError, match=r"variable \d has no possible state"):
+                case.engine.run(graph, potentials)
+
     def test_a_graph_is_no_setting(self, case):
         kind = type(case.engine)
         with pytest.raises(InputError, match=rf"write {kind.__name__}\(\)\.run\(graph, potentials\)"):

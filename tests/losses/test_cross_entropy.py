@@ -100,6 +100,10 @@ def test_nothing_labelled_is_no_loss_and_no_gradient():
 def test_unknown_words_name_the_nearest():
     with pytest.raises(InputError, match='did you mean "pixels"'):
         marginal_cross_entropy(torch.zeros(1, 2, 1, 1), torch.zeros(1, 1, 1, dtype=torch.long), 1, resolution="pixel")
+    with pytest.raises(InputError, match="resolution is 'pixel'; did you mean \"pixels\""):
+        CrossEntropy(resolution="pixel")
+    with pytest.raises(InputError, match="cell_label is 'center'; did you mean \"centre\""):
+        CrossEntropy(cell_label="center")
 
 
 @settings(max_examples=30, deadline=None)

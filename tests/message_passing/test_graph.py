@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from messagenet import InputError
+from messagenet.graph.factor_graph import FactorGraph
 from messagenet.graph.typed import TypedGraph, batch_graphs
 from messagenet.message_passing import FactorType, GraphMessagePassing
 from messagenet.message_passing import graph as graph_module
@@ -386,3 +387,13 @@ def test_nothing_is_no_error(iterations, cavity):
     with_pair = head(features, TypedGraph.build(3, {"pair": [[0, 1]]}))
     assert torch.equal(with_pair[2], unary[2])
     assert not torch.equal(with_pair[:2], unary[:2])
+
+
+def test_what_is_no_typed_graph_factor_or_tensor_names_the_fix():
+    with pytest.raises(InputError, match=r"factors is \['next'\]; give the order of each type, as in {\"next\": 2}"):
+        GraphMessagePassing(4, 3, ["next"])
+    head, features = GraphMessagePassing(4, 3, {"next": 2}, hidden=8), torch.zeros(2, 4)
+    with pytest.raises(InputError, match=r"graph is a FactorGraph; give a TypedGraph: TypedGraph\.from_factor_graph"):
+        head(features, FactorGraph([3, 3], [[0, 1]]))
+    with pytest.raises(InputError, match=r"features are of type ndarray; give a tensor, such as torch\.from_numpy"):
+        head(features.numpy(), TypedGraph.build(2, {"next": [[0, 1]]}))

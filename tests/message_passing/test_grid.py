@@ -433,3 +433,8 @@ def test_box_relations_take_no_operator_over_edges():
         head(torch.randn(1, 4, 15, 15)).sum().backward()
     assert recorder.operators == {}
     assert recorder.largest <= 16 * 15 * 8
+
+
+def test_an_array_is_no_tensor():
+    with pytest.raises(InputError, match=r"features are of type ndarray; give a tensor, such as torch\.from_numpy"):
+        MessagePassing(4, 3, [four_neighbours()], hidden=8)(torch.zeros(1, 4, 5, 6).numpy())

@@ -427,3 +427,12 @@ def test_it_is_built_from_its_settings():
     neck = build("neck", {"kind": "separable", "filters": 2}, in_channels=6)
     assert neck.config == component("neck", {"kind": "separable", "filters": 2})
     assert neck.channels == 6
+
+
+def test_images_in_0_to_255_are_refused():
+    model = MessageNet("tiny", 3, hidden=8)
+    for ask in (model, model.marginals):
+        with pytest.raises(
+            InputError, match="images have values above 16; give numbers from 0 to 1, such as images / 255"
+        ):
+            ask(torch.full((1, 3, 8, 8), 200.0))

@@ -98,3 +98,9 @@ def test_a_page_shows_the_images(net, tmp_path):
     page = predicted.write_page(tmp_path / "page.html").read_text()
     assert "a.png" in page
     assert predicted.shares[tmp_path / "a.png"]
+
+
+def test_one_word_to_save_is_named_not_its_letters(net, tmp_path):
+    Image.fromarray(random_image(8, 8)).save(tmp_path / "a.png")
+    with pytest.raises(InputError, match=r"what to save is 'mask'; give a list, such as \['mask'\]"):
+        predict_files(Predictor(net), [tmp_path], tmp_path / "out", "mask")

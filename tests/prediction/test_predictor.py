@@ -470,3 +470,11 @@ def test_what_is_no_image_is_one_line(image: Any, words: str) -> None:
     for call in (predictor.labels, predictor.marginals):
         with pytest.raises(InputError, match=f"^{words}$"):
             call(image)
+
+
+@pytest.mark.parametrize("model", [3, nn.Linear(2, 2)])
+def test_what_is_no_model_names_the_fix(model):
+    with pytest.raises(
+        InputError, match=rf"the model is a {type(model).__name__}; give a SegmentationModel, its folder"
+    ):
+        Predictor(model)

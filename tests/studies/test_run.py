@@ -289,6 +289,31 @@ def test_bad_input_is_refused(tmp_path: Path, systems: list[str], seeds: list[in
         compare(systems, small(), seeds, tmp_path, held_out=held_out, data=scenes())
 
 
+def test_nothing_is_written_before_the_first_system_can_be_built(tmp_path: Path, cheap: list[Path]) -> None:
+    out = tmp_path / "out"
+    with pytest.raises(InputError, match=r"model\.pretrained is missing\.pth"):
+        compare(["unary"], small("model.pretrained=missing.pth"), [0], out, data=scenes())
+    assert not out.exists()
+    compare(["unary"], small(), [0], out, data=scenes())  # the fix is not refused as other settings
+
+
+@pytest.mark.parametrize(("images", "expected"), [(6, 1), (30, 3), (400, 20)])
+def test_few_of_few_images_are_held_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, images: int, expected: int
+) -> None:
+    asked: list[int] = []
+
+    def stop(_: DataSets, held_out: int, score_on: str) -> None:
+        asked.append(held_out)
+        raise InputError("enough")
+
+    monkeypatch.setattr(comparison, "_hold_out", stop)
+    sets = DataSets(SyntheticScenes(images, size=32), SyntheticScenes(2, size=32, split="val"))
+    with pytest.raises(InputError, match="enough"):
+        compare(["unary"], small(), [0], tmp_path, data=sets)
+    assert asked == [expected]
+
+
 def test_systems_of_ones_own_by_their_settings() -> None:
     (system,) = find_systems({"mine": ["model.head.hidden=4"]})
     assert system.apply(small()).model.head["hidden"] == 4

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -56,3 +62,40 @@ def test_an_epoch_shows_every_sample_in_its_order(samples: int, batch: int) -> N
 def test_steps_win_over_epochs() -> None:
     assert Plan.of(RunConfig(epochs=3, batch_size=2), 5, 1).total_steps == 9
     assert Plan.of(RunConfig(epochs=3, steps=4, batch_size=2), 5, 1).total_steps == 4
+
+
+KILLED = """
+import multiprocessing, time
+import numpy as np
+from messagenet.training.batches import make_loader, only
+
+class Large:
+    def __getitem__(self, index):
+        return np.zeros(10**6)
+
+batches = iter(make_loader(Large(), [[index] for index in range(100)], only, workers=2))
+next(batches)
+print(*(child.pid for child in multiprocessing.active_children()), flush=True)
+time.sleep(600)
+"""
+
+
+def is_running(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs prctl")
+def test_workers_do_not_outlive_a_killed_process() -> None:
+    with subprocess.Popen([sys.executable, "-c", KILLED], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        workers = [int(word) for word in parent.stdout.readline().split()]
+        assert len(workers) == 2
+        assert all(map(is_running, workers))
+        parent.kill()
+    limit = time.monotonic() + 30  # they were waiting for ever
+    while any(map(is_running, workers)) and time.monotonic() < limit:
+        time.sleep(0.05)
+    assert not any(map(is_running, workers))

@@ -46,7 +46,7 @@ def test_every_system_starts_from_the_bundled_model(system: str) -> None:
 
 def test_a_mistyped_start_is_told_the_right_name() -> None:
     config = override(TrainConfig(), {"model.backbone": "tiny", "model.pretrained": "voc-animal"})
-    with pytest.raises(InputError, match='no known name; did you mean "voc-animals"'):
+    with pytest.raises(InputError, match='a known name; did you mean "voc-animals"'):
         build_model(config, numbered_classes(3))
 
 

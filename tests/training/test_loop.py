@@ -154,7 +154,7 @@ def test_resuming_a_finished_run_changes_nothing(run: Run) -> None:
     console = Console(record=True, file=io.StringIO())
     again = run(resume=True, progress=Bar(console))
     assert "this run is complete, all 6 steps" in (text := console.export_text())
-    assert "going on" not in text
+    assert "resuming after" not in text
     assert (first.folder / "log.jsonl").read_text() == log
     assert not half_written.exists()
     assert (again.steps, again.best_iou) == (first.steps, first.best_iou)

@@ -14,7 +14,7 @@ from rich.console import Console
 from messagenet.bundled import model_folder
 from messagenet.cli import options
 from messagenet.cli.options import advance, console, print_error, print_line, progress, takes_predict_options, words
-from messagenet.errors import write_atomically
+from messagenet.errors import refuse_folder, write_atomically
 
 MAX_LISTED = 20  # up to this many images, `predict` prints what it found in each
 
@@ -112,6 +112,8 @@ def evaluate(
     from messagenet import api
     from messagenet.evaluation import scores_table
 
+    refuse_folder(report, "report.html")
+    refuse_folder(json_file, "scores.json")
     with progress("scoring") as bar:
         lines = functools.cache(functools.partial(advance, bar))  # one for each model
         named = api.evaluate_models(

@@ -10,7 +10,7 @@ import typer
 
 from messagenet.cli import options
 from messagenet.cli.options import advance, console, numbers, print_line, progress, takes_predict_options, words
-from messagenet.errors import InputError, write_atomically
+from messagenet.errors import InputError, refuse_folder, write_atomically
 
 
 def demo(
@@ -55,7 +55,7 @@ def compare(
     keep: options.KeepOption = None,
     rest: options.RestOption = None,
     held_out: Annotated[
-        int | None, typer.Option(help="Training images held out from all systems, to tune settings on. Default: 20.")
+        int | None, typer.Option(help="Training images held out to tune settings on. Default: one in ten, at most 20.")
     ] = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over the training images.")] = None,
     imports: options.ImportOption = None,
@@ -128,6 +128,7 @@ def infer(
     """
     from messagenet.api import format_result, solve
 
+    refuse_folder(out, f"{model.stem}.{task.upper()}")
     graph, result = solve(model, evidence, engine, task)  # type: ignore[arg-type]
     if not result.converged:
         print(
@@ -156,6 +157,9 @@ def check(
     from messagenet.data import check_data, open_data
     from messagenet.report import contact_sheet, save_png
 
+    refuse_folder(sheet, "sheet.png")
+    if sheet and sheet.suffix.lower() != ".png":
+        raise InputError(f"the sheet is a PNG image, not {sheet.name}; call it {sheet.with_suffix('.png')}")
     labelled = open_data(data, split, classes, void, strict=False)
     with progress("checking") as bar:
         report = check_data(labelled, progress=advance(bar))

@@ -103,7 +103,7 @@ class Augment:
 
     scales: tuple[float, ...] = (1.0,)
     scale_range: tuple[float, float] | None = None
-    crop: tuple[int, int] | int | None = None
+    crop: int | tuple[int, int] | None = None
     mirror: bool = False
     brightness: float = 0.0
     contrast: float = 0.0

@@ -36,7 +36,7 @@ class CheckReport:
     name: str
     classes: Classes
     count: int  # of samples
-    labelled: int = 0  # samples with a readable mask
+    labelled: int = 0  # samples with a mask that can be used
     sizes: Counter[tuple[int, int]] = field(default_factory=Counter)  # images by (width, height)
     parts: dict[str, int] = field(default_factory=dict)  # of a folder: samples in `train` and in `val`
     pixels: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))  # of each class, (K,)
@@ -115,6 +115,8 @@ def check_data(data: SegmentationData | str | Path, progress: Progress | None = 
         _check_sample(data, index, report)
         if progress is not None:
             progress(index + 1, len(data))
+    if not report.labelled and report.ok:
+        report.issues.append(DataIssue(f"{data.name} has no masks to learn from; add them, or choose another split"))
     report.notes += _notes(report)
     if isinstance(data, FolderData) and report.labelled and report.ok:
         try:
@@ -141,13 +143,13 @@ def _check_sample(data: SegmentationData, index: int, report: CheckReport) -> No
         mask = attempt(lambda: paired.read_labels(index), pair.mask)
         if image is not None and mask is not None:
             both = image, mask
-            attempt(lambda: require_same_size(*both, pair), pair.mask, pair.image)
+            mask = attempt(lambda: require_same_size(*both, pair), pair.mask, pair.image)
     else:
         sample = attempt(lambda: data[index], data.sample_name(index))
         image, mask = (sample.image, sample.mask) if sample is not None else (None, None)
     if image is not None:
         report.sizes[image.shape[1], image.shape[0]] += 1
-    if mask is not None:
+    if image is not None and mask is not None:
         counts = np.bincount(mask.ravel(), minlength=256)
         report.labelled += 1
         report.pixels += counts[: report.classes.num_classes]
@@ -161,8 +163,7 @@ def _notes(report: CheckReport) -> list[str]:
         more = f" and {len(listed) - MAX_IDS} more" if len(listed) > MAX_IDS else ""
         notes.append(f"ids of no class: {', '.join(listed[:MAX_IDS])}{more}")
     if not report.labelled:
-        why = "no mask can be used" if report.issues else "no sample has a mask"
-        return [*notes, f"{why}: the images can be predicted, not scored or trained on"]
+        return [*notes, "no mask can be used: the images can be predicted, not scored or trained on"]
     absent = [name for name, images in zip(report.classes.names, report.images, strict=True) if images == 0]
     if absent:
         notes.append(f"never occurs: {', '.join(absent)}; nothing can be learned about it")

@@ -142,7 +142,7 @@ def _from_entries(named: list[Entry]) -> Classes:
         named, void = named[:-1], last
     if any(name.lower() == "void" for name, _ in named):
         raise InputError(
-            '"void" is no class: put it last and give it a colour, or, where masks hold ids,'
+            '"void" is not a class: put it last and give it a colour, or, where masks hold ids,'
             " call it unlabelled and name its id with --void"
         )
     colours = [colour for _, colour in named if colour is not None]
@@ -214,7 +214,7 @@ def as_classes(classes: ClassesLike) -> Classes:
         return read_classes(given)
     if not isinstance(given, Sequence) or not all(isinstance(name, str) for name in given):
         text = " ".join(repr(given).split())
-        raise InputError(f"{text:.60} are no class names; give names, their count, or a class list's file")
+        raise InputError(f"{text:.60} are not class names; give names, their count, or a class list's file")
     return Classes(tuple(given))
 
 

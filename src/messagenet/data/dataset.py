@@ -156,9 +156,7 @@ class PairedFiles(SegmentationData):
         """Reads both files of a sample and checks that their sizes match."""
         pair = self.pairs[index]
         image, mask = read_image(pair.image), self.read_labels(index)
-        if mask is not None:
-            require_same_size(image, mask, pair)
-        return Sample(image, mask, pair.name)
+        return Sample(image, None if mask is None else require_same_size(image, mask, pair), pair.name)
 
 
 def check_void_values(values: Sequence[int]) -> tuple[int, ...]:
@@ -187,7 +185,7 @@ def raw_to_labels(raw: RawMask, num_classes: int, void_values: Sequence[int], na
         more = f" and {len(ids) - 5} more" if len(ids) > 5 else ""
         raise UnknownIds(
             f"mask {name} holds ids outside 0..{num_classes - 1}: {listed}{more};"
-            f" name them in the class list, or mark them as unlabelled (--void {ids[0]})",
+            f" name them in the class list, or mark them as unlabelled ({' '.join(f'--void {i}' for i in ids[:5])})",
             ids.tolist(),
         )
     labels = raw.astype(np.uint8)
@@ -195,10 +193,10 @@ def raw_to_labels(raw: RawMask, num_classes: int, void_values: Sequence[int], na
     return labels
 
 
-def require_same_size(image: ImageArray, mask: LabelArray, files: FilePair) -> None:
-    """Raises if a mask is not of its image's size."""
+def require_same_size(image: ImageArray, mask: LabelArray, files: FilePair) -> LabelArray:
+    """The mask; raises if it is not of its image's size."""
     if image.shape[:2] == mask.shape:
-        return
+        return mask
     fix = (
         "turn the mask upright as the image's EXIF orientation does"
         if image.shape[:2] == mask.shape[::-1]

@@ -79,7 +79,9 @@ def find_images(paths: str | Path | Iterable[str | Path]) -> list[Path]:
     """The image files among files (any suffix), folders (recursively) and globs, none hidden; sorted, no duplicates."""
     listed = [paths] if isinstance(paths, str) or not isinstance(paths, Iterable) else list(paths)
     if others := [type(path).__name__ for path in listed if not isinstance(path, str | os.PathLike)]:
-        raise InputError(f"{others[0]} is no image file; for an image in memory call mn.Predictor(model).labels(image)")
+        raise InputError(f"{others[0]} is not a file; for an image in memory call mn.Predictor(model).labels(image)")
+    if "" in listed:
+        raise InputError("an image path is empty; give an image file, a folder or a glob")
     given = [Path(path).expanduser() for path in listed]
     found: dict[Path, Path] = {}
     for match in (match for path in given for match in _expand(path)):

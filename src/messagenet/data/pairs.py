@@ -65,7 +65,7 @@ class PairData(SegmentationData):
         self.name = type(pairs).__name__
         if not (hasattr(pairs, "__len__") and hasattr(pairs, "__getitem__")):
             raise InputError(
-                f"{self.name} is no data set with a length and items; give a torch data set of (image, mask) pairs"
+                f"{self.name} is not a data set with a length and items; give a torch data set of (image, mask) pairs"
             )
         if len(pairs) == 0:
             raise InputError(f"{self.name} is empty; give at least one (image, mask) pair")

@@ -101,7 +101,7 @@ def read_text(path: str | Path) -> str:
     try:
         return Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot read {path}: {error}") from None
+        raise InputError(f"cannot read {path} ({getattr(error, 'strerror', 'not UTF-8')}); check the path") from None
 
 
 def read_uai(path: str | Path) -> tuple[FactorGraph, tuple[Tensor, ...]]:

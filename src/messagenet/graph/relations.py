@@ -74,6 +74,8 @@ class Relation:
                 f"relation name {self.name!r} cannot be used: take a word of letters, digits and "
                 'underscores other than "unary"'
             )
+        if not isinstance(self.shape, str):
+            raise InputError(f"relation {self.name!r}: its shape is {self.shape!r}; write offsets=[(dy, dx), …]")
         if self.form not in get_args(Form):
             raise InputError(
                 f"relation {self.name!r}: unknown form {self.form!r}; {nearest(self.form, get_args(Form))}"

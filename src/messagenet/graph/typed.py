@@ -172,6 +172,8 @@ class TypedGraph:
         """
         if type(num_variables) is not int or num_variables < 0:
             raise InputError(f"num_variables is {num_variables!r}; give the number of variables")
+        if not isinstance(factors, Mapping):
+            raise InputError(f'factors is a {type(factors).__name__}; name their type, as in {{"next": [[0, 1]]}}')
         blocks = {name: _blocks(name, scopes, num_variables) for name, scopes in factors.items()}
         if variable_types is None:
             return cls((num_variables,), blocks)
@@ -288,6 +290,8 @@ def _blocks(name: str, scopes: Scopes, num_variables: int) -> tuple[FactorBlock,
     else:
         by_order: dict[int, list[int]] = {}
         for index, scope in enumerate(scopes):
+            if not hasattr(scope, "__len__"):
+                raise InputError(f"factors {name!r}: a scope is {scope!r}; give a list of scopes, as in [[0, 1]]")
             by_order.setdefault(len(scope), []).append(index)
         blocks = [
             FactorBlock(

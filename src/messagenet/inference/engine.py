@@ -256,15 +256,14 @@ class Problem:
     def require_possible(self, beliefs: Tensor) -> None:
         """Refuses beliefs (variables, batch, states) that give some variable no possible state."""
         if self.has_zeros:
-            refuse_impossible((beliefs == -INF).all(-1))
+            refuse_impossible((beliefs == -INF).all(-1).nonzero()[:, 0])
 
 
-def refuse_impossible(without_states: Tensor) -> None:
-    """Refuses variables that have no possible state, marked in (variables, ...)."""
-    lost = without_states.nonzero()
-    if len(lost):
+def refuse_impossible(variables: Tensor) -> None:
+    """Refuses variables that have no possible state, given by their indices."""
+    if len(variables):
         raise InputError(
-            f"variable {int(lost[0, 0])} has no possible state: zero potentials (or the evidence) contradict"
+            f"variable {int(variables[0])} has no possible state: zero potentials (or the evidence) contradict"
             " each other; give some joint state a positive potential"
         )
 
@@ -318,10 +317,13 @@ def _batch_size(group: FactorGroup, table: Tensor) -> int | None:
 
 
 def _check_values(group: FactorGroup, table: Tensor) -> bool:
-    """Whether a -inf is there; NaN and +inf are refused with the factor they are in."""
+    """Whether a -inf is there; NaN, +inf and tables of -inf alone are refused."""
     low, high = (float(value) for value in torch.aminmax(table.detach()))
     if high == INF or high != high:
         bad = (table.isnan() | (table == INF)).nonzero()[0]
         factor = int(group.factor_ids[int(bad[table.ndim - group.order - 1])])
         raise InputError(f"factor {factor}: log-potential {high} is not finite; only -inf (probability 0) may be")
+    if low == -INF and group.order:
+        impossible = (table.flatten(-group.order) == -INF).all(-1).nonzero()[:, -1]
+        refuse_impossible(group.scopes[impossible, 0])
     return low == -INF

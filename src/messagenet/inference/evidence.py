@@ -144,7 +144,7 @@ def possible_states(graph: FactorGraph, potentials: Potentials) -> Tensor:
 def restrict(graph: FactorGraph, potentials: Potentials, allowed: Tensor) -> ConditionedGraph:
     """Keeps only the allowed states, given as a (variables, max_cardinality) mask."""
     counts = allowed.sum(1)
-    refuse_impossible(counts == 0)
+    refuse_impossible((counts == 0).nonzero()[:, 0])
     width = int(counts.max())
     states = torch.where(allowed, torch.arange(allowed.shape[1], device=allowed.device), allowed.shape[1])
     states = states.sort(1).values[:, :width]

@@ -33,7 +33,7 @@ from messagenet.errors import InputError, nearest
 from messagenet.geometry import CellLabel, Features, interpolation_matrix, map_size, node_targets
 from messagenet.models.base import Head, SegmentationModel, at_least_float32, ignore_padding
 from messagenet.models.controls import UnaryEnsemble
-from messagenet.settings import between, register
+from messagenet.settings import between, convert, register
 
 Resolution = Literal["nodes", "pixels"]
 
@@ -81,7 +81,11 @@ class CrossEntropy:
         between(0, 1, label_smoothing=label_smoothing)
         if resolution == "pixels" and cell_label != "centre":
             raise InputError("cell_label is for a loss at the nodes; set resolution=nodes, or leave it out")
-        self.options = {"resolution": resolution, "cell_label": cell_label, "label_smoothing": label_smoothing}
+        self.options = {
+            "resolution": convert(resolution, Resolution, "resolution"),
+            "cell_label": convert(cell_label, CellLabel, "cell_label"),
+            "label_smoothing": label_smoothing,
+        }
         self.iteration_weights = tuple(iteration_weights)
 
     def __call__(self, model: SegmentationModel, batch: Batch) -> LossSum:
@@ -123,7 +127,7 @@ class NodeLoss:
     head_class: ClassVar[type[Head]] = Head
 
     def __init__(self, *, cell_label: CellLabel = "centre") -> None:
-        self.cell_label = cell_label
+        self.cell_label: CellLabel = convert(cell_label, CellLabel, "cell_label")
 
     def __call__(self, model: SegmentationModel, batch: Batch) -> LossSum:
         """The loss of a batch, as a sum and a count."""

@@ -366,6 +366,8 @@ class IterativeHead(nn.Module, Generic[ContextT]):
 
 def check_dtype_and_device(name: str, values: Tensor, weight: Tensor) -> None:
     """Refuses a tensor whose device or dtype differs from that of `weight`, a parameter of the head."""
+    if not isinstance(values, Tensor):
+        raise InputError(f"{name} are of type {type(values).__name__}; give a tensor, such as torch.from_numpy({name})")
     if values.device != weight.device:
         devices = f"{name} are on {values.device}, the head is on {weight.device}"
         raise InputError(f"{devices}; move one of them with .to(device)")

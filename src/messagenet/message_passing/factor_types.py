@@ -153,6 +153,8 @@ def columns(
 
 def check_graph(factors: Mapping[str, FactorType], num_classes: Mapping[str, int], graph: TypedGraph) -> None:
     """Refuses a graph with types, orders or positions that the head was not built for."""
+    if not isinstance(graph, TypedGraph):
+        raise InputError(f"graph is a {type(graph).__name__}; give a TypedGraph: TypedGraph.from_factor_graph(graph)")
     _check_variable_types(num_classes, graph)
     for name, blocks in graph.factors.items():
         if name not in factors:

@@ -82,6 +82,8 @@ class GraphMessagePassing(IterativeHead["GraphContext"]):
         **options: Any,
     ) -> None:
         super().__init__(in_channels, **options)
+        if not isinstance(factors or {}, Mapping):
+            raise InputError(f'factors is {factors!r}; give the order of each type, as in {{"next": 2}}')
         self.num_classes = dict(num_classes) if isinstance(num_classes, Mapping) else {SINGLE_TYPE: num_classes}
         self.factors = {
             name: given if isinstance(given, FactorType) else FactorType(given, ordered=given is not None)
@@ -214,7 +216,7 @@ class GraphMessagePassing(IterativeHead["GraphContext"]):
 
     def _check_features(self, features: NodeFeatures, graph: TypedGraph) -> dict[str, Tensor]:
         names = self.factor_types
-        given = dict.fromkeys(names, features) if isinstance(features, Tensor) else features
+        given = features if isinstance(features, Mapping) else dict.fromkeys(names, features)
         if missing := [name for name in names if name not in given]:
             raise InputError(f"no features for {', '.join(missing)}; give one matrix for each of {names}")
         for values in {id(values): values for values in given.values()}.values():

@@ -238,7 +238,7 @@ class MessagePassing(IterativeHead[GridContext]):
 
     def features_by_type(self, features: NodeFeatures, mask: Tensor | None = None) -> dict[str, Tensor]:
         """One feature map per factor type, checked; nodes outside the mask may hold anything."""
-        if isinstance(features, Tensor):
+        if not isinstance(features, Mapping):
             features = dict.fromkeys(self.factor_types, features)
         if missing := [name for name in self.factor_types if name not in features]:
             raise InputError(f"no features for {', '.join(missing)}; give one map for each of {self.factor_types}")

@@ -64,11 +64,13 @@ def received_messages(
         image: Index of its image in the batch.
         mask: Which nodes exist, (B, h, w), if the batch is padded.
     """
+    if not isinstance(head, MessagePassing):
+        raise InputError(f"the head is a {type(head).__name__}; give a MessagePassing, such as model.head")
     by_type = head.features_by_type(features, mask)
     one = {name: values[image : image + 1] for name, values in by_type.items()}
     mask = None if mask is None else mask[image : image + 1]
     ((_, context),) = split_by_size(one, mask, head.relations)
-    if not context.graph.contains(node) or not exists(context, node):
+    if not (isinstance(node, Sequence) and len(node) == 2 and context.graph.contains(node) and exists(context, node)):
         raise InputError(
             f"node {node} is outside the image's map of {context.graph.height}×{context.graph.width} nodes; "
             "give a row and column inside it, counted from 0"

@@ -387,6 +387,8 @@ class SegmentationModel(nn.Module):
             raise InputError(f"images have shape {tuple(images.shape)}, without a pixel; give at least one")
         if not images.is_floating_point():
             raise InputError(f"images are {images.dtype}; give numbers from 0 to 1, such as images.float() / 255")
+        if images.is_cpu and not torch.compiler.is_compiling() and bool((images > 16).any()):  # a GPU would wait
+            raise InputError("images have values above 16; give numbers from 0 to 1, such as images / 255")
         return (images - self.get_buffer("mean")) / self.get_buffer("std")
 
     def marginals(self, images: Tensor) -> Tensor:

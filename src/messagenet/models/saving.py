@@ -68,6 +68,8 @@ def _halve(name: str, values: Tensor) -> Tensor:
 
 def load_model(folder: str | Path | None, **modules: nn.Module | None) -> SegmentationModel:
     """Builds a saved or bundled (default) model in `eval` mode; `modules` are the parts that were given as modules."""
+    if not isinstance(folder, str | Path | None):
+        raise InputError(f"the model is a {type(folder).__name__}; give a SegmentationModel, its folder or its name")
     folder = model_folder(folder)
     config = read_config(folder)
     parts = dict(config["model"])

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from messagenet.data import Classes, find_images, read_image
 from messagenet.data.images import ImageArray
-from messagenet.errors import InputError, nearest, write_atomically
+from messagenet.errors import InputError, nearest, refuse_folder, write_atomically
 from messagenet.prediction.predictor import Predictor, most_probable
 from messagenet.report import (
     GalleryImage,
@@ -179,6 +179,8 @@ def _archive(marginals: Tensor, classes: Classes) -> bytes:
 
 def check_outputs(outputs: Sequence[str]) -> None:
     """Refuses unknown outputs, and an empty list of them."""
+    if isinstance(outputs, str):
+        raise InputError(f"what to save is {outputs!r}; give a list, such as [{outputs!r}]")
     for output in outputs:
         if output not in OUTPUTS:
             raise InputError(f"unknown output {output!r}; {nearest(output, OUTPUTS)}")
@@ -188,8 +190,7 @@ def check_outputs(outputs: Sequence[str]) -> None:
 
 def check_page(path: str | Path) -> None:
     """Refuses a path where no page of results can be written."""
-    if Path(path).is_dir():
-        raise InputError(f"the report cannot be {path}, which is a folder; give a file such as {path}/report.html")
+    refuse_folder(path, "report.html")
 
 
 def plan_jobs(images: Sequence[Path], out: Path, outputs: Sequence[str], show: bool = False) -> list[ImageJob]:

@@ -42,7 +42,7 @@ from messagenet.studies.tables import (
 )
 from messagenet.training import DataSets, TrainCallback, TrainConfig, load_config, override, run_training, tune
 from messagenet.training.batches import default_workers
-from messagenet.training.build import build_model, open_sets
+from messagenet.training.build import build_model, check_training_data, open_sets
 from messagenet.training.config import choose_config, config_text
 from messagenet.training.distributed import start_processes
 from messagenet.training.feature_cache import FeatureCache, collate_features, scoring_cache
@@ -59,7 +59,7 @@ def compare(
     seeds: Sequence[int] = Study.seeds,
     out: str | Path = "comparison",
     *,
-    held_out: int = Study.held_out,
+    held_out: int | None = Study.held_out,
     score_on: ScoredOn = Study.score,
     contrasts: Sequence[tuple[str, str]] = (),
     data: str | Path | DataSets | None = None,
@@ -76,7 +76,7 @@ def compare(
             default: "tiny" for generated scenes and "fast" for photographs.
         seeds: Of the weights and the order of images; the data stay the same.
         out: Folder for everything.
-        held_out: Training images to tune on.
+        held_out: Training images to tune on. Default: one in ten, at most 20.
         score_on: "val", or "held_out" to choose among systems without seeing val: systems are then tuned on every
             other held-out image and scored on the rest.
         contrasts: Pairs of systems, by name or label, whose differences to list.
@@ -96,10 +96,16 @@ def compare(
     }
     sets = data if isinstance(data, DataSets) else open_sets(config.data)
     check_systems(found, shared, sets.train.classes)
+    if held_out is None:
+        held_out = max(1 if score_on == "val" else 2, min(20, len(unique_indices(sets.train)) // 10))
     parts = _hold_out(sets, held_out, score_on)
     _check_same(out / "config.yaml", shared)
     scoring = _options_text(options, held_out, score_on)
     _check_same_options(out / "options.json", scoring)
+    if not (out / "config.yaml").is_file():  # a folder that refuses other settings holds a comparison that could begin
+        first = configs[found[0].name, seeds[0]]
+        check_training_data(parts[0], first.augment, seeds[0])
+        build_model(first, sets.train.classes)
     write_atomically(out / "config.yaml", config_text(shared).encode())
     write_atomically(out / "options.json", scoring.encode())
     jobs = [(system, seed) for seed in seeds for system in found]

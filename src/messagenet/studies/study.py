@@ -38,7 +38,7 @@ class Study:
     preset: str | None = None  # None to choose by the data
     settings: tuple[str, ...] = ()  # what all systems change
     seeds: tuple[int, ...] = (0, 1, 2)
-    held_out: int = 20  # training images to tune on
+    held_out: int | None = None  # training images to tune on; None for one in ten, at most 20
     score: ScoredOn = "val"  # or "held_out": half of those images to tune on, the others to score
     contrasts: tuple[tuple[str, str], ...] = ()  # pairs of system labels whose differences are listed
 
@@ -66,7 +66,7 @@ def read_study(path: str | Path) -> Study:
     seeds, held_out = content.get("seeds", list(Study.seeds)), content.get("held_out", Study.held_out)
     if not isinstance(seeds, list) or not all(type(seed) is int for seed in seeds):
         raise InputError(f"{path}: seeds are {seeds!r}; give a list of whole numbers")
-    if type(held_out) is not int:
+    if held_out is not None and type(held_out) is not int:
         raise InputError(f"{path}: held_out is {held_out!r}; give a whole number")
     score = content.get("score", Study.score)
     if score not in get_args(ScoredOn):

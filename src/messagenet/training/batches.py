@@ -7,8 +7,10 @@ images in the same steps. One loader serves all epochs: its keys are (epoch, ind
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -133,7 +135,9 @@ def default_workers(processes: int = 1) -> int:
 
 
 def _begin_worker(_: int) -> None:
-    """One thread; Ctrl-C, which reaches workers as well, is left to the main process."""
+    """One thread; Ctrl-C, which reaches workers as well, is left to the main process. On Linux they die with it."""
     torch.set_num_threads(1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    if sys.platform == "linux":  # a killed parent cannot end workers, which may wait for it to take their batches
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG

@@ -110,7 +110,7 @@ def _load_first_weights(model: SegmentationModel, config: ModelConfig) -> frozen
     if config.pretrained not in PUBLISHED and not folder.is_file():
         known = [*PUBLISHED, *bundled_models()]
         raise InputError(
-            f"model.pretrained is {config.pretrained}, which is no file, no folder and no known name; "
+            f"model.pretrained is {config.pretrained}, which is not a file, a folder or a known name; "
             f"{nearest(str(config.pretrained), known)}"
         )
     if config.pretrained_head:

@@ -57,7 +57,7 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
         _flush(folder)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(part, ignore_errors=True)
-        raise InputError(f"cannot write {target} ({error}); make room, then go on with --resume") from None
+        raise InputError(f"cannot write {target} ({error}); free some space, then continue with --resume") from None
     for old in _steps(folder)[:-MAX_CHECKPOINTS]:
         shutil.rmtree(old, ignore_errors=True)
     for left in folder.glob(f"{PART}*"):
@@ -118,7 +118,7 @@ def check_folder(folder: Path, resume: bool) -> None:
         raise InputError(f"{folder} is a file; give a folder to write the run into")
     found = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
     if not resume and not found <= BEFORE_THE_FIRST_CHECKPOINT:
-        raise InputError(f"{folder} is not empty; go on with the run in it (--resume), or choose another folder")
+        raise InputError(f"{folder} is not empty; resume the run in it (--resume), or choose another folder")
 
 
 def remove_leftovers(run: RunFolder) -> None:

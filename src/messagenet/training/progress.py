@@ -83,7 +83,7 @@ class Bar(TrainCallback):
 
     Args:
         console: Where to print.
-        to_resume: What to do to go on with a run that was interrupted.
+        to_resume: What to do to continue a run that was interrupted.
     """
 
     def __init__(self, console: Console | None = None, to_resume: str = "resume the run (--resume)") -> None:
@@ -107,10 +107,9 @@ class Bar(TrainCallback):
     def start(self, info: RunInfo) -> None:
         """Prints the sizes of the run and shows the bar."""
         processes = f" x {info.processes} processes" if info.processes > 1 else ""
-        self.console.print(
-            f"{info.images} training images, {info.val_images} to score, {info.parameters / 1e6:.2f} million "
-            f"parameters, {info.device}{processes}"
-        )
+        to_score = f", {info.val_images} to score" if info.val_images else ""
+        sizes = f"{info.images} training images{to_score}, {info.parameters / 1e6:.2f} million parameters"
+        self.console.print(f"{sizes}, {info.device}{processes}")
         if info.start_step >= info.total_steps:
             self.console.out(
                 f"this run is complete, all {info.total_steps} steps are taken; to train it for longer:\n"
@@ -119,7 +118,7 @@ class Bar(TrainCallback):
             )
             return
         if info.start_step:
-            self.console.print(f"going on after step {info.start_step}")
+            self.console.print(f"resuming after step {info.start_step}")
         self._best = info.best_iou or 0.0
         self._steps = self._bar.add_task("training", total=info.total_steps, completed=info.start_step, **self._shown)
         self._bar.start()
@@ -159,9 +158,10 @@ class Bar(TrainCallback):
         if result is None:
             return
         if result.interrupted:
-            self.console.print(f"stopped after step {result.steps}; to go on from there, {self.to_resume}")
+            self.console.print(f"stopped after step {result.steps}; to continue, {self.to_resume}")
         score = "" if result.best_iou is None else f", best mean IoU {result.best_iou:.1%}"
-        self.console.print(f"{result.folder}: {result.steps} steps in {result.seconds:.0f} s{score}")
+        steps = "1 step" if result.steps == 1 else f"{result.steps} steps"
+        self.console.print(f"{result.folder}: {steps} in {result.seconds:.0f} s{score}")
 
 
 LOG, BOARD = "log.jsonl", "tensorboard"

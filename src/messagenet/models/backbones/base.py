@@ -84,7 +84,7 @@ def check_state_dict(content: object, origin: str) -> dict[str, Tensor]:
         raise InputError(f"{origin} holds no dictionary of tensors: save model.state_dict() there")
     for name, value in content.items():
         if not isinstance(name, str) or not isinstance(value, Tensor):
-            raise InputError(f"{origin} holds {name!r}, which is no tensor: save model.state_dict() there")
+            raise InputError(f"{origin} holds {name!r}, which is not a tensor: save model.state_dict() there")
     return dict(content)
 
 
