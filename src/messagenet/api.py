@@ -12,14 +12,14 @@ import torch
 
 from messagenet.bundled import model_folder
 from messagenet.data import Classes, as_data, hold_out_val, open_data, takes
-from messagenet.errors import InputError, nearest
+from messagenet.errors import InputError, nearest, refuse_folder
 from messagenet.evaluation import Scores
 from messagenet.graph.factor_graph import FactorGraph
 from messagenet.graph.formats import format_map, format_mar, format_pr, read_evidence, read_fg, read_uai
 from messagenet.inference import BeliefPropagation, Engine, MeanField, Result, SequentialTRW, TreeReweighted, observe
 from messagenet.models import SegmentationModel
 from messagenet.prediction import PredictedFiles, PredictOptions, Predictor, Refinement, predict_files, score
-from messagenet.prediction.files import DEFAULT_OUTPUTS, check_page
+from messagenet.prediction.files import DEFAULT_OUTPUTS
 from messagenet.prediction.scoring import report_examples
 from messagenet.report import write_report
 from messagenet.settings import find, flat, nested
@@ -138,8 +138,7 @@ def predict(
         report: Where to write a self-contained HTML page of the results.
         progress: Called with (images done, images in all).
     """
-    if report is not None:
-        check_page(report)
+    refuse_folder(report, "report.html")
     predictor = as_predictor(model, options, refine=refine)
     show = report is not None
     if ray:
@@ -198,6 +197,7 @@ def evaluate_models(
         report: Where to write a self-contained HTML report.
         progress: Called with (name of the model, images done, images in all).
     """
+    refuse_folder(report, "report.html")
     if not models:
         raise InputError("there is no model to score; give at least one")
     if not isinstance(models, Mapping):

@@ -112,7 +112,6 @@ def evaluate(
     from messagenet import api
     from messagenet.evaluation import scores_table
 
-    refuse_folder(report, "report.html")
     refuse_folder(json_file, "scores.json")
     with progress("scoring") as bar:
         lines = functools.cache(functools.partial(advance, bar))  # one for each model

@@ -149,7 +149,7 @@ def scene_samples() -> SampleImages:
 def folder_samples(folder: Path) -> SampleImages:
     """The images directly in a folder, without hidden files, names that are not UTF-8, and links out of it."""
     if not folder.is_dir():
-        raise InputError(f"{folder} is no folder; give a folder of images with --samples")
+        raise InputError(f"{folder} is not a folder; give a folder of images with --samples")
     samples = _file_samples(
         path
         for path in sorted(folder.resolve().iterdir())

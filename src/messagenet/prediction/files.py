@@ -25,7 +25,7 @@ from torch import Tensor
 
 from messagenet.data import Classes, find_images, read_image
 from messagenet.data.images import ImageArray
-from messagenet.errors import InputError, nearest, refuse_folder, write_atomically
+from messagenet.errors import InputError, nearest, write_atomically
 from messagenet.prediction.predictor import Predictor, most_probable
 from messagenet.report import (
     GalleryImage,
@@ -186,11 +186,6 @@ def check_outputs(outputs: Sequence[str]) -> None:
             raise InputError(f"unknown output {output!r}; {nearest(output, OUTPUTS)}")
     if not outputs:
         raise InputError(f"nothing to write; name at least one of {', '.join(OUTPUTS)}")
-
-
-def check_page(path: str | Path) -> None:
-    """Refuses a path where no page of results can be written."""
-    refuse_folder(path, "report.html")
 
 
 def plan_jobs(images: Sequence[Path], out: Path, outputs: Sequence[str], show: bool = False) -> list[ImageJob]:

@@ -100,14 +100,15 @@ def compare(
         held_out = max(1 if score_on == "val" else 2, min(20, len(unique_indices(sets.train)) // 10))
     parts = _hold_out(sets, held_out, score_on)
     _check_same(out / "config.yaml", shared)
-    scoring = _options_text(options, held_out, score_on)
-    _check_same_options(out / "options.json", scoring)
+    scoring = json.dumps({"held_out": held_out, "score": score_on, **asdict(options)}, indent=2) + "\n"
+    if (file := out / "options.json").is_file() and file.read_text() != scoring:
+        raise InputError(f"{out} was scored with other options; give those of {file.name}, or another folder")
     if not (out / "config.yaml").is_file():  # a folder that refuses other settings holds a comparison that could begin
         first = configs[found[0].name, seeds[0]]
         check_training_data(parts[0], first.augment, seeds[0])
         build_model(first, sets.train.classes)
     write_atomically(out / "config.yaml", config_text(shared).encode())
-    write_atomically(out / "options.json", scoring.encode())
+    write_atomically(file, scoring.encode())
     jobs = [(system, seed) for seed in seeds for system in found]
     results: list[RunResult] = []
     for index, (system, seed) in enumerate(jobs, start=1):
@@ -253,15 +254,6 @@ def _check_same(path: Path, config: TrainConfig) -> None:
     before = load_config(path) if path.is_file() else config
     if replace(before, run=replace(before.run, cache_folder=config.run.cache_folder)) != config:
         raise InputError(f"{path.parent} was made with other settings; give the same, or another folder")
-
-
-def _options_text(options: PredictOptions, held_out: int, score_on: ScoredOn) -> str:
-    return json.dumps({"held_out": held_out, "score": score_on, **asdict(options)}, indent=2) + "\n"
-
-
-def _check_same_options(path: Path, scoring: str) -> None:
-    if path.is_file() and path.read_text() != scoring:
-        raise InputError(f"{path.parent} was scored with other options; give those of {path.name}, or another folder")
 
 
 def _train_and_score(
