@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +13,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from messagenet import cli
 from messagenet.data import SCENE_CLASSES, Augment
 from messagenet.data.classes import numbered_classes
 from messagenet.errors import InputError
 from messagenet.models import SegmentationModel
-from messagenet.settings import component, component_group, find, flat, kinds, options
+from messagenet.settings import _REGISTRY, component, component_group, find, flat, kinds, options, register
 from messagenet.training import TrainConfig, load_config, override, save_config
 from messagenet.training.build import build_model
 from messagenet.training.config import DataConfig, RunConfig, choose_config, config_text, parse_config, preset_names
@@ -56,11 +59,45 @@ def test_a_file_may_start_from_a_preset(tmp_path: Path) -> None:
         load_config(path)
 
 
-def test_default_file_lists_exactly_the_defaults() -> None:
-    assert load_config("default") == TrainConfig()
-    default = Path(load_config.__code__.co_filename).parent / "presets" / "default.yaml"
-    expected = "# Every setting and its default.\n\n" + config_text(TrainConfig())
-    assert default.read_text(encoding="utf-8") == expected
+def test_defaults_and_help_are_written_in_no_preset() -> None:
+    assert load_config("default") == parse_config("preset: default") == TrainConfig()
+    files = list(resources.files("messagenet.training").joinpath("presets").iterdir())
+    assert {"default", *(file.name.removesuffix(".yaml") for file in files)} == set(preset_names())
+    for file in files:
+        text = " ".join(file.read_text(encoding="utf-8").replace("#", "").split())
+        assert [name for name, option in options(find("head", "message")).items() if option.help in text] == []
+
+
+def test_an_option_of_a_head_is_written_in_one_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As if it were added to the class that is registered."""
+    heads = dict(_REGISTRY["head"])
+    monkeypatch.setitem(_REGISTRY, "head", heads)
+    known: Any = heads.pop("message")
+
+    @register("head", "message")
+    class Tempered(known):  # type: ignore[misc]
+        """The message head.
+
+        Args:
+            temperature: What logits are divided by.
+        """
+
+        def __init__(self, in_channels: int, num_classes: int, *, temperature: float = 1.0, **more: Any) -> None:
+            super().__init__(in_channels, num_classes, **more)
+            self.temperature = temperature
+
+    monkeypatch.setattr("sys.argv", ["messagenet", "settings", "default"])
+    with pytest.raises(SystemExit):
+        cli.main()
+    assert "    # What logits are divided by.\n    temperature: 1.0\n" in capsys.readouterr().out
+    config = override(load_config("tiny"), ["model.head.temperature=3"])
+    assert parse_config(config_text(config)).model.head["temperature"] == 3.0
+    folder = build_model(config, SCENE_CLASSES).model.save(tmp_path)
+    assert json.loads((folder / "config.json").read_text())["model"]["head"]["temperature"] == 3.0
+    assert SegmentationModel.from_pretrained(folder).head.temperature == 3.0
+    assert SegmentationModel.from_pretrained("voc-animals").head.temperature == 1.0  # saved before
 
 
 def test_every_setting_has_a_comment() -> None:

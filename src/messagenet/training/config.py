@@ -45,7 +45,7 @@ from messagenet.settings import (
 )
 from messagenet.training import optimisers  # noqa: F401 (registers them)
 
-PRESET = "preset"
+PRESET, DEFAULTS = "preset", "default"
 OF_CACHE = ("cache_variants", "cache_precision", "cache_folder")  # settings that only cached features have
 COMMENT_WIDTH = 100
 Settings = Mapping[str, Any] | Iterable[str]  # values by path, or lines such as "run.epochs=3"
@@ -321,16 +321,18 @@ def preset_names() -> tuple[str, ...]:
     ('default', 'fast', 'finetune', 'paper-vgg16', 'tiny')
     """
     files = resources.files("messagenet.training").joinpath("presets").iterdir()
-    return tuple(sorted(file.name.removesuffix(".yaml") for file in files if file.name.endswith(".yaml")))
+    return tuple(sorted([DEFAULTS, *(Path(file.name).stem for file in files if file.name.endswith(".yaml"))]))
 
 
 def load_config(source: str | Path) -> TrainConfig:
-    """Reads a preset by name, or a YAML file; settings it leaves out are those of its preset, or the defaults.
+    """Reads a preset by name, or a YAML file; settings it leaves out are those of its preset, by default "default".
 
     >>> load_config("tiny").model.backbone["kind"]
     'tiny'
     """
     name = str(source)
+    if name == DEFAULTS:
+        return TrainConfig()
     if name in preset_names():
         text = resources.files("messagenet.training").joinpath("presets", f"{name}.yaml").read_text("utf-8")
         return parse_config(text, name)
@@ -357,12 +359,10 @@ def parse_config(text: str, name: str = "the configuration") -> TrainConfig:
         where = f", line {mark.line + 1}" if mark else ""
         raise InputError(f"{name}{where}: not valid YAML; check indentation and quotes") from None
     try:
-        if not isinstance(values, dict) or PRESET not in values:
-            return merge(TrainConfig(), values or {})
-        base = values.pop(PRESET)
+        base = values.pop(PRESET, DEFAULTS) if isinstance(values, dict) else DEFAULTS
         if base not in preset_names():
             raise InputError(f'there is no preset "{base}": {nearest(str(base), preset_names())}')
-        return merge(load_config(base), values)
+        return merge(load_config(base), values or {})
     except InputError as error:
         raise InputError(f"{name}: {error}") from None
 
