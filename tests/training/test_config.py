@@ -451,6 +451,86 @@ def test_a_resumed_run_has_its_own_settings(tmp_path: Path) -> None:
     assert choose_config(run_folder=tmp_path, epochs=3).run.epochs == 3
 
 
+def test_what_only_scoring_uses_needs_images_to_score() -> None:
+    tiny = override(load_config("tiny"), ["run.evaluate_every=7"])
+    unscored = override(tiny, ["data.val_split=null"])
+    assert (tiny.data.val_limit, unscored.data.val_limit, unscored.run.evaluate_every) == (100, None, None)
+    for line, said in (
+        ("data.val_limit=3", "data: val_limit is for images to score; set data.val_split, or leave it out"),
+        ("run.evaluate_every=3", "run.evaluate_every is for images to score; set data.val_split, or leave it out"),
+    ):
+        for base, lines in ((unscored, [line]), (tiny, [line, "data.val_split=null"])):
+            with pytest.raises(InputError) as caught:
+                override(base, lines)
+            assert str(caught.value) == said
+
+
+def test_what_becomes_of_other_classes_needs_classes_to_keep() -> None:
+    said = "data: rest is for classes that are not kept; set data.keep, or leave it out"
+    kept = override(TrainConfig(), ["data.keep=[cat]", "data.rest=background"])
+    assert override(kept, ["data.keep=null"]).data.rest == "void"
+    for base, lines in ((TrainConfig(), []), (kept, ["data.keep=null"])):
+        with pytest.raises(InputError, match=f"^{said}$"):
+            override(base, [*lines, "data.rest=background"])
+    with pytest.raises(InputError, match=f"^{said}$"):
+        choose_config(data="synthetic", keep=("sky",), rest="background", settings=["data.keep=null"])
+
+
+@pytest.mark.parametrize(
+    ("text", "system", "path"),
+    [
+        ("model: {head: {iterations: 9}}", "unary", "model.head.iterations=9"),
+        ("preset: fast\nmodel: {neck: {filters: 3}}", "fcn8s", "model.neck.filters=3"),
+        ("preset: tiny\noptimiser: {lr: 0.5}", "machine_forward", "optimiser.lr=0.5"),
+        ("model: {head: crf}", "unary", "model.head.kind=crf"),
+        ("model: {head: {iterations: 3}}", "message_t2", "model.head.iterations=3"),
+        ("loss: {resolution: pixels}", "context_crf", "loss.resolution=pixels"),
+        ("run: {freeze_backbone: true, cache_features: true}", "crf_rnn", "run.cache_features=True"),
+    ],
+)
+def test_what_a_file_sets_and_the_system_does_not_use_is_refused(
+    text: str, system: str, path: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(text)
+    choose_config(file=file)
+    said = f"{file}: {path} is not for the system {system}; remove it from the file, or leave --system out"
+    with pytest.raises(InputError) as caught:
+        choose_config(file=file, system=system)
+    assert str(caught.value) == said
+
+
+def test_what_a_file_sets_is_as_hard_as_single_settings(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("preset: tiny\nmodel: {head: {iterations: 2}}\ndata: {val_limit: 5}\nrun: {epochs: 4, steps: 9}")
+    for line, said in (
+        ("model.head=unary", 'there is no setting "model.head.iterations" for unary'),
+        ("data.val_split=null", "val_limit is for images to score"),
+    ):
+        with pytest.raises(InputError, match=said):
+            choose_config(file=file, settings=[line])
+    changed = choose_config(file=file, settings=["model.head.hidden=3", "data.val_limit=null", "data.val_split=null"])
+    assert (changed.model.head["iterations"], changed.run.epochs, changed.run.steps) == (2, 4, 9)
+    assert choose_config(file=file, epochs=3).run.steps is None
+    file.write_text("preset: fast\nmodel: {neck: null}\n")  # the head of the preset is still soft
+    assert choose_config(file=file, settings=["model.neck.filters=1"]).model.neck is not None
+    assert choose_config(file="fast", system="fcn8s").model.neck is None
+
+
+@pytest.mark.parametrize("preset", ["default", "tiny", "fast"])
+def test_the_saved_settings_of_a_run_are_a_file_of_ones_own(preset: str, tmp_path: Path) -> None:
+    config = override(load_config(preset), ["run.steps=3"])
+    file = save_config(config, tmp_path / "config.yaml")
+    assert choose_config(file=file) == config
+    assert choose_config(file=file, system="message") == config
+    assert choose_config(file=file, system="unary") == apply_system(config, "unary")  # nothing of it is lost
+    assert choose_config(file=file, epochs=2).run.steps is None
+    saved = save_config(apply_system(config, "context_crf"), tmp_path / "crf.yaml")
+    assert choose_config(file=saved, system="context_crf") == load_config(saved)
+    with pytest.raises(InputError, match=r"model\.head\.kind=crf is not for the system unary; remove it from the file"):
+        choose_config(file=saved, system="unary")
+
+
 def test_an_optimiser_keeps_the_rates_of_another() -> None:
     paper = load_config("paper-vgg16")
     adamw = override(paper, {"optimiser.kind": "adamw"}).optimiser

@@ -4,7 +4,7 @@ Sections are dataclasses, whose attribute texts are the comments of the YAML fil
 are components, whose settings are the parameters of their classes (`messagenet.settings`). A file holds what differs
 from the defaults, or from the preset that it names (`preset: fast`). A run saves every setting under its comment.
 
-    preset or file  ←  system  ←  single settings, such as `--set model.head.hidden=64`
+    preset  ←  system  ←  the user's settings: those of a file beyond its preset, and `--set model.head.hidden=64`
 
 Presets and systems drop what does not fit the kinds chosen later. A user's unknown or unused setting is an error.
 """
@@ -78,7 +78,7 @@ class ModelConfig:
     def adapt(self, values: Mapping[str, Any]) -> ModelConfig:
         """Drops what a new head does not take: a neck, separate features."""
         kind = _given(values, "head", KIND)
-        if kind is None:
+        if not kind:
             return self
         head = find("head", kind, "model.head")
         neck = self.neck if head_trait(head, "takes_neck") else None
@@ -104,10 +104,10 @@ def needs_images(head: Mapping[str, Any]) -> bool:
 
 
 def _given(values: Any, *path: str) -> str | None:
-    """The text that nested values give a setting, if they do; a component by its kind alone is its kind."""
+    """The text or null that nested values give a setting, or ""; a component by its kind alone is its kind."""
     for name in path:
-        values = values.get(name) if isinstance(values, Mapping) else values if name == KIND else None
-    return values if isinstance(values, str) else None
+        values = values.get(name, "") if isinstance(values, Mapping) else values if name == KIND else ""
+    return values if values is None or isinstance(values, str) else ""
 
 
 def _uses(method: str, path: str) -> bool:
@@ -145,6 +145,11 @@ class DataConfig:
     val_limit: int | None = None
     seed: int = 0
 
+    def adapt(self, values: Mapping[str, Any]) -> DataConfig:
+        """Without images to score, their limit is dropped; with all classes kept, what becomes of the others."""
+        limit = None if _given(values, "val_split") is None else self.val_limit
+        return dataclasses.replace(self, val_limit=limit, rest="void" if _given(values, "keep") is None else self.rest)
+
     def __post_init__(self) -> None:
         if "+" in self.train_split and self.val_split in self.train_split.split("+"):
             raise InputError(
@@ -154,6 +159,10 @@ class DataConfig:
         at_most(1, balance=self.balance)
         if self.val_limit is not None:
             at_least(1, val_limit=self.val_limit)
+            if self.val_split is None:
+                raise InputError("val_limit is for images to score; set data.val_split, or leave it out")
+        if self.rest != "void" and self.keep is None:
+            raise InputError("rest is for classes that are not kept; set data.keep, or leave it out")
 
 
 @dataclass(frozen=True)
@@ -265,15 +274,17 @@ class TrainConfig:
     run: RunConfig = field(default_factory=RunConfig)
 
     def adapt(self, values: Mapping[str, Any]) -> TrainConfig:
-        """Drops what a new method or head does not use, and cached features if a new head needs images."""
+        """Drops what a new method or head does not use, or nothing to score; cached features if a head needs images."""
         dropped: dict[str, Any] = {}
         if method := _given(values, "run", "method"):
             dropped = {path: value for path, value in flat(TrainConfig()).items() if not _uses(method, path)}
         kind = _given(values, "model", "head", KIND)
-        if kind is not None and needs_images({KIND: kind}):
+        if kind and needs_images({KIND: kind}):
             dropped["run.cache_features"] = False
-        if kind is not None and self.loss.get("iteration_weights") and not _has_iterations(kind):
+        if kind and self.loss.get("iteration_weights") and not _has_iterations(kind):
             dropped["loss.iteration_weights"] = []
+        if _given(values, "data", "val_split") is None:
+            dropped["run.evaluate_every"] = None
         return merge(self, nested(dropped)) if dropped else self
 
     def __post_init__(self) -> None:
@@ -288,6 +299,8 @@ class TrainConfig:
             )
         if self.loss.get("iteration_weights") and not _has_iterations(head):
             raise InputError(f"{head} has no iterations; set loss.iteration_weights=[], or model.head.kind=message")
+        if self.run.evaluate_every is not None and self.data.val_split is None:
+            raise InputError("run.evaluate_every is for images to score; set data.val_split, or leave it out")
         if method != "gradient" and self.data.balance:
             raise InputError(f"{method} training looks at every image once; set data.balance=0, or run.method=gradient")
         tied = getattr(find("method", method), "tied", None)
@@ -373,8 +386,12 @@ def override(config: TrainConfig, settings: Settings) -> TrainConfig:
     >>> override(TrainConfig(), ["run.epochs=3", "optimiser.lr=1e-4"]).optimiser["lr"]
     0.0001
     """
-    values = settings if isinstance(settings, Mapping) else dict(map(parse_setting, settings))
-    return merge(config, nested(values))
+    return merge(config, nested(by_path(settings)))
+
+
+def by_path(settings: Settings) -> Mapping[str, Any]:
+    """Settings as values by path."""
+    return settings if isinstance(settings, Mapping) else dict(map(parse_setting, settings))
 
 
 def parse_setting(line: str) -> tuple[str, Any]:
@@ -422,14 +439,34 @@ def choose_config(
     if data is None and not (saved or file or preset):
         raise InputError("say what to train on: --data folder:DIR, or --data synthetic to try it out")
     config = load_config(saved or file or preset or ("tiny" if data and takes(data, "seed") else photographs))
+    own = _own_settings(file, config)
     if system is not None:
         config = apply_system(config, system)
+        kept = flat(config)
+        for path, value in own.items():
+            if kept.get(path) != value:
+                raise InputError(
+                    f"{file}: {path}={value} is not for the system {system}; remove it from the file, or leave "
+                    "--system out"
+                )
     short = {
         ("run" if name == "epochs" else "data") + f".{name}": str(value) if isinstance(value, Path) else value
         for name, value in {"spec": data, **shortcuts}.items()
         if value is not None
     }
-    return override(override(config, short), settings)
+    return override(config, {**own, **short, **by_path(settings)})
+
+
+def _own_settings(file: str | Path | None, config: TrainConfig) -> dict[str, Any]:
+    """What a user's file sets beyond its preset; without nulls, and the length, of which the last setting counts."""
+    if file is None or str(file) in preset_names():
+        return {}
+    values = yaml.safe_load(Path(file).read_text(encoding="utf-8")) or {}
+    preset = flat(load_config(values.pop(PRESET, DEFAULTS)))
+    stated = {*flat(values), *(f"{path}.{KIND}" for path in flat(values))} - {"run.epochs", "run.steps"}
+    return {
+        path: value for path, value in flat(config).items() if path in stated and value not in (None, preset.get(path))
+    }
 
 
 def save_config(config: TrainConfig, path: str | Path) -> Path:
