@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Literal
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -184,6 +187,18 @@ class TestRegistry:
         with pytest.raises(InputError, match=r'the thing "mine" is .*Mine; register .*Base as another kind'):
             register("thing", "mine")(Base)
         assert find("thing", "mine") is again
+
+    @pytest.mark.parametrize(("group", "kind"), [("backbone", "tiny"), ("loss", "likelihood"), ("engine", "bp")])
+    def test_a_kind_of_the_library_is_taken_before_it_is_loaded(self, group, kind):
+        lines = ["import messagenet as mn", "def mine(): ...", f"mn.register('{group}', '{kind}')(mine)"]
+        done = subprocess.run([sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True, check=False)
+        said = rf'InputError: the {group} "{kind}" is messagenet\..*; register __main__\.mine as another kind$'
+        assert re.search(said, done.stderr.splitlines()[-1])
+
+    def test_numbers_of_numpy_are_recorded_as_plain_ones(self, registry):
+        made = registry["base"](1, size=np.int64(5), width=np.float32(0.5))
+        assert json.loads(json.dumps(made.config))["size"] == 5
+        assert component("thing", {"kind": "base", "size": np.int64(5)})["size"] == 5
 
     def test_instances_know_what_builds_them_again(self, registry):
         made = registry["derived"](1, extra=2, size=5)
@@ -370,7 +385,7 @@ class TestMerge:
             ({"iner": {}}, 'there is no setting "iner": did you mean "inner"'),
             ({"inner": {"rat": 1}}, 'there is no setting "inner.rat": did you mean "inner.rate"'),
             ({"rate": 1}, 'there is no setting "rate": did you mean "inner.rate"'),
-            ({"extra": 1}, 'there is no setting "extra"'),
+            ({"extra": 1}, 'there is no setting "extra": did you mean "neck.extra", of the neck derived?'),
             ({"size": 1}, 'there is no setting "size": did you mean "thing.size"'),
             ({"inner": 3}, "inner is 3; give settings as name: value"),
             (3, "the configuration is 3; give settings as name: value"),
@@ -441,6 +456,13 @@ GOOD = [
     (surrounding(0.4), Relation, surrounding(0.4)),
     (["surrounding:0.4"], Sequence[Relation], (surrounding(0.4),)),
     ([1, "a"], tuple[int | Literal["a"], ...], (1, "a")),
+    (np.int64(3), int, 3),
+    (np.int64(3), float, 3.0),
+    (np.float32(0.5), float | None, 0.5),
+    (np.int64(2), Literal[1, 2], 2),
+    (np.bool_(True), bool, True),
+    ([np.int8(1), 2], tuple[int, ...], (1, 2)),
+    (np.float32(0.5), Any, 0.5),
 ]
 BAD = [
     (3.0, int, "give a whole number"),
@@ -456,6 +478,8 @@ BAD = [
     ("adam", Literal["sgd", "adamw"], 'did you mean "adamw"?'),
     (True, Literal[1, 2], "give 1 or 2"),
     (7, Literal["sgd", "adamw"], 'give "sgd" or "adamw"'),
+    ("bfloat16", Literal["float32", "bf16", "fp16"], 'give "float32" or "bf16" or "fp16"'),
+    (np.float32(1.5), int, "give a whole number"),
     ("zzzzzzz", Literal["sgd", "adamw"] | None, 'give "sgd" or "adamw" or null'),
     ("12", tuple[int, ...], "give a list, each a whole number"),
     (1, tuple[int, ...], "give a list, each a whole number"),

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import collections.abc
 import dataclasses
+import difflib
 import functools
 import importlib
 import inspect
@@ -30,7 +31,7 @@ import math
 import re
 import sys
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -40,6 +41,7 @@ T = TypeVar("T")
 Factory = TypeVar("Factory", bound=Callable[..., Any])
 Spec = Mapping[str, Any]
 KIND = "kind"
+_HOMES = {"loss": "losses", "optimiser": "training", "method": "training", "engine": "inference", "data": "data"}
 GROUPS = ("backbone", "neck", "head", "loss", "optimiser", "engine", "data", "method")
 _ENTRY = re.compile(r" {4}(\w+(?:, \w+)*): (.*)")
 _REGISTRY: dict[str, dict[str, Callable[..., Any]]] = {group: {} for group in GROUPS}
@@ -140,6 +142,8 @@ def register(group: str, kind: str) -> Callable[[Factory], Factory]:
         raise InputError(f'there is no group "{group}" of components: {nearest(str(group), _REGISTRY)}')
 
     def enter(make: Factory) -> Factory:
+        if not make.__module__.startswith("messagenet."):  # the kinds of the library come first
+            importlib.import_module(f"messagenet.{_HOMES.get(group, 'models')}")
         known = _REGISTRY[group].get(kind, make)
         if _qualified(known) != _qualified(make):
             raise InputError(
@@ -251,10 +255,11 @@ def build(group: str, spec: str | Spec, *, path: str = "", **given: Any) -> Any:
     return built
 
 
-def merge(base: T, values: Mapping[str, Any], path: str = "") -> T:
+def merge(base: T, values: Mapping[str, Any], path: str = "", root: Any = None) -> T:
     """A dataclass of settings with some of them replaced; sections and components keep what `values` does not name.
 
-    A class may drop in `adapt(values)` what does not fit the values, before they are applied.
+    A class may drop in `adapt(values)` what does not fit the values, before they are applied. `base` is at `path` of
+    `root`.
     """
     if not isinstance(values, Mapping):
         raise InputError(f"{path or 'the configuration'} is {values!r}; give settings as name: value")
@@ -264,10 +269,11 @@ def merge(base: T, values: Mapping[str, Any], path: str = "") -> T:
     for key, value in values.items():
         full = f"{path}.{key}" if path else str(key)
         if key not in known:
-            raise InputError(f'there is no setting "{full}": {_suggestion(base, str(key), path)}')
+            asked = next(iter(flat(value, full)))
+            raise InputError(f'there is no setting "{asked}": {_suggestion(root or base, asked, known)}')
         current = getattr(base, key)
         if dataclasses.is_dataclass(current):
-            changes[key] = merge(current, {} if value is None else value, full)
+            changes[key] = merge(current, {} if value is None else value, full, root or base)
         elif (group := component_group(known[key].type)) and value is not None:
             changes[key] = component(group, value, current, full)
         else:
@@ -287,6 +293,8 @@ def plain(value: Any) -> Any:
     """A value as dictionaries, lists and scalars; a class may define its own form in `to_setting`."""
     if hasattr(value, "to_setting"):
         return value.to_setting()
+    if getattr(value, "shape", None) == ():  # a number of NumPy
+        return value.item()
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, Mapping):
@@ -336,10 +344,30 @@ def flat(value: Any, path: str = "") -> dict[str, Any]:
     return found
 
 
-def _suggestion(base: Any, key: str, path: str) -> str:
-    names = [f"{path}.{name}" if path else name for name in options(type(base))]
-    elsewhere = [full for full in flat(base, path) if full.rpartition(".")[2] == key]
-    return f'did you mean "{elsewhere[0]}"?' if elsewhere else nearest(f"{path}.{key}" if path else key, names)
+def _suggestion(root: Any, asked: str, names: Iterable[str]) -> str:
+    """The setting that was probably meant: the nearest path among those that end with the nearest name."""
+    paths, current = _every_setting(root), flat(root)
+    near = difflib.get_close_matches(asked.rpartition(".")[2], {path.rpartition(".")[2] for path in paths}, n=1)
+    if not near:
+        return nearest("", names)
+    same = [path for path in paths if path.rpartition(".")[2] == near[0]]
+    same = [path for path in same if path in current] or same
+    (path,) = difflib.get_close_matches(asked, same, n=1, cutoff=0)
+    having = "" if path in current or not paths[path] else f", of the {path.split('.')[-2]} {' or '.join(paths[path])}"
+    return f'did you mean "{path}"{having}?'
+
+
+def _every_setting(section: Any, path: str = "") -> dict[str, list[str]]:
+    """Full paths, those of sections and of components of any kind too, and the kinds that have them."""
+    found: dict[str, list[str]] = {}
+    for name, option in options(type(section)).items():
+        full = f"{path}.{name}" if path else name
+        value, group = getattr(section, name), component_group(option.type)
+        found |= {full: [], **(_every_setting(value, full) if dataclasses.is_dataclass(value) else {})}
+        for kind, make in _REGISTRY[group].items() if group else ():
+            for each in (KIND, *options(make)):
+                found.setdefault(f"{full}.{each}", []).append(kind)
+    return found
 
 
 def convert(value: Any, hint: Any, path: str) -> Any:
@@ -361,6 +389,8 @@ def convert(value: Any, hint: Any, path: str) -> Any:
 
 def _converted(value: Any, hint: Any) -> Any:
     origin, arguments = get_origin(hint), get_args(hint)
+    if getattr(value, "shape", None) == ():  # a number of NumPy
+        value = value.item()
     if hint is Any:
         return value
     if origin is Annotated:
@@ -423,8 +453,8 @@ def _number(value: Any) -> float:
 def _advice(value: Any, hint: Any) -> str:
     literals = [get_args(each) for each in (hint, *get_args(hint)) if get_origin(each) is Literal]
     choices = [word for words in literals for word in words if isinstance(word, str)]
-    meant = nearest(value, choices) if isinstance(value, str) and choices else ""
-    return meant if meant.startswith("did you mean") else f"give {_wanted(hint)}"
+    near = difflib.get_close_matches(value, choices) if isinstance(value, str) else []
+    return f'did you mean "{near[0]}"?' if len(near) == 1 else f"give {_wanted(hint)}"
 
 
 def _wanted(hint: Any) -> str:

@@ -194,7 +194,17 @@ def test_epochs_replace_the_steps_of_a_preset() -> None:
     [
         ("run.epoch=3", 'no setting "run.epoch": did you mean "run.epochs"?'),
         ("lr=0.1", 'no setting "lr": did you mean "optimiser.lr"?'),
-        ("optimizer.lr=0.1", 'no setting "optimizer": did you mean "optimiser"?'),
+        ("optimizer.lr=0.1", 'no setting "optimizer.lr": did you mean "optimiser.lr"?'),
+        ("optimizer=sgd", 'no setting "optimizer": did you mean "optimiser"?'),
+        ("optimizer.kind=sgd", 'no setting "optimizer.kind": did you mean "optimiser.kind"?'),
+        ("backbone=tinny", 'no setting "backbone": did you mean "model.backbone"?'),
+        ("head.hidden=3", 'no setting "head.hidden": did you mean "model.head.hidden"?'),
+        ("head.hiden=3", 'no setting "head.hiden": did you mean "model.head.hidden"?'),
+        ("model.lr=3", 'no setting "model.lr": did you mean "optimiser.lr"?'),
+        ("run.hidden=3", 'no setting "run.hidden": did you mean "model.head.hidden"?'),
+        ("momentum=0.9", 'no setting "momentum": did you mean "optimiser.momentum", of the optimiser sgd?'),
+        ("zzz=3", 'no setting "zzz": choose one of: augment, data, loss, model, optimiser, run, schedule'),
+        ("model.zzz=3", 'no setting "model.zzz": choose one of: backbone, head, neck, '),
         ("run.epochs=three", "run.epochs is 'three'; give a whole number"),
         ("run.epochs=2.5", "run.epochs is 2.5; give a whole number"),
         ("run.epochs=true", "run.epochs is True; give a whole number"),
@@ -232,6 +242,7 @@ def test_epochs_replace_the_steps_of_a_preset() -> None:
         ("model.head=null", "model.head is None; give settings as {name: value}"),
         ("loss=null", "loss is None; give settings as {name: value}"),
         ("run.precision=float23", "run.precision is 'float23'; did you mean \"float32\"?"),
+        ("run.precision=bfloat16", 'run.precision is \'bfloat16\'; give "float32" or "bf16" or "fp16"'),
         ("run.precision=no", 'run.precision is False; give "float32" or "bf16" or "fp16"'),
         ("data.keep=[", "the value is not YAML"),
     ],
@@ -241,6 +252,15 @@ def test_mistakes_are_named(line: str, said: str) -> None:
         override(TrainConfig(), [line])
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_an_option_of_another_kind_is_named_with_the_kinds_that_have_it() -> None:
+    said = r'"model\.iterations": did you mean "model\.head\.iterations", of the head .*message.*\?$'
+    fcn8s = override(TrainConfig(), ["model.head=fcn8s"])
+    with pytest.raises(InputError, match=said):
+        override(fcn8s, ["model.iterations=2"])
+    with pytest.raises(InputError, match=r'"model\.iterations": did you mean "model\.head\.iterations"\?$'):
+        override(TrainConfig(), ["model.iterations=2"])
 
 
 def test_bounds_themselves_are_allowed() -> None:
