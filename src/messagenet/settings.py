@@ -43,9 +43,10 @@ Spec = Mapping[str, Any]
 KIND = "kind"
 _HOMES = {"loss": "losses", "optimiser": "training", "method": "training", "engine": "inference", "data": "data"}
 GROUPS = ("backbone", "neck", "head", "loss", "optimiser", "engine", "data", "method")
-_ENTRY = re.compile(r" {4}(\w+(?:, \w+)*): (.*)")
-_REGISTRY: dict[str, dict[str, Callable[..., Any]]] = {group: {} for group in GROUPS}
+_BLOCK = re.compile(r"^(?:Args|Attributes):\n((?: {4}.*\n?)*)", re.MULTILINE)
+_ENTRY = re.compile(r"^ {4}(\w+(?:, \w+)*): (.*(?:\n {8}.*)*)", re.MULTILINE)  # deeper lines continue a text
 _OPTIONS: dict[Callable[..., Any], dict[str, Option]] = {}
+_REGISTRY: dict[str, dict[str, Callable[..., Any]]] = {group: {} for group in GROUPS}
 
 
 class Option(NamedTuple):
@@ -79,53 +80,30 @@ def options(make: Callable[..., Any]) -> dict[str, Option]:
     >>> options(resize)["size"]
     Option(name='size', type=<class 'int'>, default=384, help='Pixels of the longest side.')
     """
-    if make not in _OPTIONS:
-        _OPTIONS[make] = _read_options(make)
-    return _OPTIONS[make]
-
-
-def _read_options(make: Callable[..., Any]) -> dict[str, Option]:
-    parameters = inspect.signature(make).parameters.values()
-    documented = help_texts(make)
-    source: Any = make if dataclasses.is_dataclass(make) else getattr(make, "__init__", make)
-    source = make if inspect.isroutine(make) else source
+    if make in _OPTIONS:
+        return _OPTIONS[make]
+    parameters, documented = inspect.signature(make).parameters, help_texts(make)
+    source: Any = make if dataclasses.is_dataclass(make) or inspect.isroutine(make) else getattr(make, "__init__", make)
     hints = get_type_hints(inspect.unwrap(source), include_extras=True)
     found: dict[str, Option] = {}
-    if inspect.isclass(make) and any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-        found = {n: o._replace(help=documented.get(n, o.help)) for n, o in options(make.__mro__[1]).items()}
-    defaults = {field.name: field for field in dataclasses.fields(make)} if dataclasses.is_dataclass(make) else {}
-    for name, default in ((parameter.name, parameter.default) for parameter in parameters):
-        factory = defaults[name].default_factory if name in defaults else dataclasses.MISSING
-        if factory is not dataclasses.MISSING:
-            default = factory()
-        if default is not inspect.Parameter.empty:
+    if inspect.isclass(make) and any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        found |= {n: o._replace(help=documented.get(n, o.help)) for n, o in options(make.__mro__[1]).items()}
+    fields = dataclasses.fields(make) if dataclasses.is_dataclass(make) else ()
+    made = {each.name: each.default_factory() for each in fields if each.default_factory is not dataclasses.MISSING}
+    for name, parameter in parameters.items():
+        default = made.get(name, parameter.default)
+        if default is not parameter.empty:
             found[name] = Option(name, hints.get(name, Any), default, documented.get(name, ""))
-    return found
+    return _OPTIONS.setdefault(make, found)
 
 
 def help_texts(make: Callable[..., Any]) -> dict[str, str]:
     """The entries under "Args:" or "Attributes:" in a docstring, by name; those of base classes come first."""
     found: dict[str, str] = {}
     for source in reversed(inspect.getmro(make)) if inspect.isclass(make) else (make,):
-        text = inspect.cleandoc(source.__doc__ or "")
-        for title in ("Args:\n", "Attributes:\n"):
-            found |= _entries(text.partition(title)[2])
-    return found
-
-
-def _entries(block: str) -> dict[str, str]:
-    """The lines "name: text" at the beginning of a block; deeper lines continue a text."""
-    found: dict[str, str] = {}
-    names: list[str] = []
-    for line in block.splitlines():
-        match = _ENTRY.fullmatch(line)
-        if match:
-            names = match[1].split(", ")
-            found |= dict.fromkeys(names, match[2])
-        elif line.startswith("        ") and names:
-            found |= {name: f"{found[name]} {line.strip()}" for name in names}
-        else:
-            break
+        for block in _BLOCK.findall(inspect.cleandoc(source.__doc__ or "")):
+            for names, text in _ENTRY.findall(block):
+                found |= dict.fromkeys(names.split(", "), " ".join(text.split()))
     return found
 
 
@@ -258,8 +236,7 @@ def build(group: str, spec: str | Spec, *, path: str = "", **given: Any) -> Any:
 def merge(base: T, values: Mapping[str, Any], path: str = "", root: Any = None) -> T:
     """A dataclass of settings with some of them replaced; sections and components keep what `values` does not name.
 
-    A class may drop in `adapt(values)` what does not fit the values, before they are applied. `base` is at `path` of
-    `root`.
+    A class may drop in `adapt(values)` what does not fit the values, before they are applied. `base` is part of `root`.
     """
     if not isinstance(values, Mapping):
         raise InputError(f"{path or 'the configuration'} is {values!r}; give settings as name: value")
@@ -334,14 +311,11 @@ def flat(value: Any, path: str = "") -> dict[str, Any]:
     >>> flat({"head": {"kind": "message", "hidden": 64}})
     {'head.kind': 'message', 'head.hidden': 64}
     """
-    if dataclasses.is_dataclass(value):
-        value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    value = vars(value) if dataclasses.is_dataclass(value) else value
     if not isinstance(value, Mapping) or not value:
         return {path: plain(value)}
-    found: dict[str, Any] = {}
-    for name, item in value.items():
-        found |= flat(item, f"{path}.{name}" if path else name)
-    return found
+    inner = (flat(item, f"{path}.{name}" if path else name) for name, item in value.items())
+    return {full: each for found in inner for full, each in found.items()}
 
 
 def _suggestion(root: Any, asked: str, names: Iterable[str]) -> str:
@@ -432,17 +406,14 @@ def _first_fit(value: Any, hints: tuple[Any, ...]) -> Any:
 
 
 def _sequence(value: Any, hints: tuple[Any, ...]) -> tuple[Any, ...]:
-    if isinstance(value, str) or not isinstance(value, Sequence):
-        raise Mismatch
+    _require(value, isinstance(value, Sequence) and not isinstance(value, str))
     each = (hints[0],) * len(value) if hints[-1] is Ellipsis else hints
-    if len(each) != len(value):
-        raise Mismatch
+    _require(value, len(each) == len(value))
     return tuple(_converted(item, hint) for item, hint in zip(value, each, strict=True))
 
 
 def _number(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
-        raise Mismatch
+    _require(value, isinstance(value, int | float | str) and not isinstance(value, bool))
     try:
         number = float(value)  # YAML 1.1 reads 1e-3 as text
     except ValueError:
@@ -473,18 +444,11 @@ def _wanted(hint: Any) -> str:
     return words.get(hint, "settings as {name: value}")
 
 
-def at_least(minimum: float, **settings: float) -> None:
-    """Refuses settings below a bound, by name."""
+def at_least(minimum: float, **settings: float | None) -> None:
+    """Refuses settings below a bound, by name; None is not checked."""
     for name, value in settings.items():
-        if not value >= minimum:
+        if value is not None and not value >= minimum:
             raise InputError(f"{name} is {value}; give at least {minimum}")
-
-
-def at_most(maximum: float, **settings: float) -> None:
-    """Refuses settings above a bound, by name."""
-    for name, value in settings.items():
-        if not value <= maximum:
-            raise InputError(f"{name} is {value}; give at most {maximum}")
 
 
 def between(low: float, high: float, **settings: float) -> None:

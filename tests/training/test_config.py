@@ -210,7 +210,7 @@ def test_epochs_replace_the_steps_of_a_preset() -> None:
         ("run.epochs=true", "run.epochs is True; give a whole number"),
         ("run.epochs=0", "run: epochs is 0; give at least 1"),
         ("run.steps=x", "run.steps is 'x'; give a whole number or null"),
-        ("run.ema=1.5", "run: ema is 1.5; give a decay from 0"),
+        ("run.ema=1.5", "run: ema is 1.5; give a number from 0 to below 1"),
         ("run.freeze_backbone=1", "run.freeze_backbone is 1; give true or false"),
         ("optimiser.lr=[1]", "optimiser.lr is [1]; give a number"),
         ("optimiser.kind=adam", 'there is no optimiser "adam": did you mean "adamw"? (optimiser)'),
@@ -227,8 +227,8 @@ def test_epochs_replace_the_steps_of_a_preset() -> None:
         ("loss={resolution: pixels, cell_label: majority}", "loss: cell_label is for a loss at the nodes"),
         ("run.cache_features=true", "cache_features needs a backbone that does not change"),
         ("run.epochs", '"run.epochs" sets nothing; write section.name=value'),
-        ("data.balance=1.1", "data: balance is 1.1; give at most 1"),
-        ("data.balance=-1", "data: balance is -1.0; give at least 0"),
+        ("data.balance=1.1", "data: balance is 1.1; give a number from 0 to 1"),
+        ("data.balance=-1", "data: balance is -1.0; give a number from 0 to 1"),
         ("model.head={kind: crf_rnn, bilateral_colour: wide}", "model.head.bilateral_colour is 'wide'; give a number"),
         ("model.backbone.kind=tinny", 'there is no backbone "tinny": did you mean "tiny"? (model.backbone)'),
         ("model.backbone=tinny", 'there is no backbone "tinny": did you mean "tiny"? (model.backbone)'),
@@ -499,13 +499,13 @@ def test_what_becomes_of_other_classes_needs_classes_to_keep() -> None:
 @pytest.mark.parametrize(
     ("text", "system", "path"),
     [
-        ("model: {head: {iterations: 9}}", "unary", "model.head.iterations=9"),
-        ("preset: fast\nmodel: {neck: {filters: 3}}", "fcn8s", "model.neck.filters=3"),
-        ("preset: tiny\noptimiser: {lr: 0.5}", "machine_forward", "optimiser.lr=0.5"),
-        ("model: {head: crf}", "unary", "model.head.kind=crf"),
-        ("model: {head: {iterations: 3}}", "message_t2", "model.head.iterations=3"),
-        ("loss: {resolution: pixels}", "context_crf", "loss.resolution=pixels"),
-        ("run: {freeze_backbone: true, cache_features: true}", "crf_rnn", "run.cache_features=True"),
+        ("model: {head: {iterations: 9}}", "unary", "model.head.iterations"),
+        ("preset: fast\nmodel: {neck: {filters: 3}}", "fcn8s", "model.neck.filters"),
+        ("preset: tiny\noptimiser: {lr: 0.5}", "machine_forward", "optimiser.lr"),
+        ("model: {head: crf}", "unary", "model.head.kind"),
+        ("model: {head: {iterations: 3}}", "message_t2", "model.head.iterations"),
+        ("loss: {resolution: pixels}", "context_crf", "loss.resolution"),
+        ("run: {freeze_backbone: true, cache_features: true}", "crf_rnn", "run.cache_features"),
     ],
 )
 def test_what_a_file_sets_and_the_system_does_not_use_is_refused(
@@ -514,7 +514,7 @@ def test_what_a_file_sets_and_the_system_does_not_use_is_refused(
     file = tmp_path / "mine.yaml"
     file.write_text(text)
     choose_config(file=file)
-    said = f"{file}: {path} is not for the system {system}; remove it from the file, or leave --system out"
+    said = f"{file}: {path} is not for the system {system}; remove it, or leave --system out"
     with pytest.raises(InputError) as caught:
         choose_config(file=file, system=system)
     assert str(caught.value) == said
@@ -547,7 +547,7 @@ def test_the_saved_settings_of_a_run_are_a_file_of_ones_own(preset: str, tmp_pat
     assert choose_config(file=file, epochs=2).run.steps is None
     saved = save_config(apply_system(config, "context_crf"), tmp_path / "crf.yaml")
     assert choose_config(file=saved, system="context_crf") == load_config(saved)
-    with pytest.raises(InputError, match=r"model\.head\.kind=crf is not for the system unary; remove it from the file"):
+    with pytest.raises(InputError, match=r"model\.head\.kind is not for the system unary; remove it, or"):
         choose_config(file=saved, system="unary")
 
 

@@ -17,7 +17,6 @@ import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -30,13 +29,12 @@ from messagenet.settings import (
     KIND,
     Component,
     at_least,
-    at_most,
+    between,
     build,
     component,
     component_group,
     find,
     flat,
-    help_texts,
     kinds,
     merge,
     nested,
@@ -48,6 +46,7 @@ from messagenet.training import optimisers  # noqa: F401 (registers them)
 PRESET, DEFAULTS = "preset", "default"
 OF_CACHE = ("cache_variants", "cache_precision", "cache_folder")  # settings that only cached features have
 COMMENT_WIDTH = 100
+PRESETS = Path(__file__).parent / "presets"
 Settings = Mapping[str, Any] | Iterable[str]  # values by path, or lines such as "run.epochs=3"
 
 
@@ -80,17 +79,15 @@ class ModelConfig:
         kind = _given(values, "head", KIND)
         if not kind:
             return self
-        head = find("head", kind, "model.head")
-        neck = self.neck if head_trait(head, "takes_neck") else None
-        separate = self.separate_features and head_trait(head, "feature_names") is not None
+        neck = self.neck if _trait(kind, "takes_neck") else None
+        separate = self.separate_features and _trait(kind, "feature_names") is not None
         return dataclasses.replace(self, neck=neck, separate_features=separate)
 
     def __post_init__(self) -> None:
         kind = self.head[KIND]
-        head = find("head", kind, "model.head")
-        if self.neck is not None and not head_trait(head, "takes_neck"):
+        if self.neck is not None and not _trait(kind, "takes_neck"):
             raise InputError(f"neck is set, but the head {kind} takes none; set model.neck=null")
-        if self.separate_features and head_trait(head, "feature_names") is None:
+        if self.separate_features and _trait(kind, "feature_names") is None:
             raise InputError(f"the head {kind} reads one feature map; set model.separate_features=false")
         if self.separate_features and self.neck is not None:
             raise InputError(
@@ -98,9 +95,8 @@ class ModelConfig:
             )
 
 
-def needs_images(head: Mapping[str, Any]) -> bool:
-    """Whether training a head needs the images themselves, not features alone."""
-    return "loss" in head_trait(find("head", head[KIND], "model.head"), "needs_images")
+def _trait(head: str, name: str) -> Any:
+    return head_trait(find("head", head, "model.head"), name)
 
 
 def _given(values: Any, *path: str) -> str | None:
@@ -155,12 +151,11 @@ class DataConfig:
             raise InputError(
                 f"data.train_split {self.train_split} has the images that are to be scored; set data.val_split=null"
             )
-        at_least(0, balance=self.balance)
-        at_most(1, balance=self.balance)
-        if self.val_limit is not None:
-            at_least(1, val_limit=self.val_limit)
-            if self.val_split is None:
-                raise InputError("val_limit is for images to score; set data.val_split, or leave it out")
+        if not 0 <= self.balance <= 1:
+            raise InputError(f"balance is {self.balance}; give a number from 0 to 1")
+        at_least(1, val_limit=self.val_limit)
+        if self.val_limit is not None and self.val_split is None:
+            raise InputError("val_limit is for images to score; set data.val_split, or leave it out")
         if self.rest != "void" and self.keep is None:
             raise InputError("rest is for classes that are not kept; set data.keep, or leave it out")
 
@@ -236,10 +231,9 @@ class RunConfig:
     def __post_init__(self) -> None:
         find("method", self.method, "run.method")
         counts = ("epochs", "steps", "batch_size", "accumulate", "evaluate_every", "checkpoint_every", "log_every")
-        at_least(1, **{n: getattr(self, n) for n in (*counts, "cache_variants") if getattr(self, n) is not None})
-        at_least(0, workers=self.workers or 0, seed=self.seed)
-        if not 0 <= self.ema < 1:
-            raise InputError(f"ema is {self.ema}; give a decay from 0 (off) to below 1, such as 0.999")
+        at_least(1, **{name: getattr(self, name) for name in (*counts, "cache_variants")})
+        at_least(0, workers=self.workers, seed=self.seed)
+        between(0, 1, ema=self.ema)
         if self.cache_features and not self.freeze_backbone:
             raise InputError("cache_features needs a backbone that does not change; set freeze_backbone as well")
         for name in () if self.cache_features else OF_CACHE:
@@ -279,9 +273,9 @@ class TrainConfig:
         if method := _given(values, "run", "method"):
             dropped = {path: value for path, value in flat(TrainConfig()).items() if not _uses(method, path)}
         kind = _given(values, "model", "head", KIND)
-        if kind and needs_images({KIND: kind}):
+        if kind and "loss" in _trait(kind, "needs_images"):
             dropped["run.cache_features"] = False
-        if kind and self.loss.get("iteration_weights") and not _has_iterations(kind):
+        if kind and self.loss.get("iteration_weights") and _trait(kind, "forward_iterations") is None:
             dropped["loss.iteration_weights"] = []
         if _given(values, "data", "val_split") is None:
             dropped["run.evaluate_every"] = None
@@ -297,7 +291,7 @@ class TrainConfig:
                 f"the loss {loss} is for the head {' or '.join(heads)}, not {head}; set model.head.kind={heads[0]}, or "
                 "loss.kind=cross_entropy"
             )
-        if self.loss.get("iteration_weights") and not _has_iterations(head):
+        if self.loss.get("iteration_weights") and _trait(head, "forward_iterations") is None:
             raise InputError(f"{head} has no iterations; set loss.iteration_weights=[], or model.head.kind=message")
         if self.run.evaluate_every is not None and self.data.val_split is None:
             raise InputError("run.evaluate_every is for images to score; set data.val_split, or leave it out")
@@ -319,12 +313,8 @@ class TrainConfig:
                 "persistent messages are of images that stay as they are; leave out the augmentation, or set "
                 "loss.persistent_messages=false"
             )
-        if self.run.cache_features and needs_images(self.model.head):
+        if self.run.cache_features and "loss" in _trait(head, "needs_images"):
             raise InputError(f"{head} needs the images themselves; set run.cache_features=false")
-
-
-def _has_iterations(head: str) -> bool:
-    return head_trait(find("head", head, "model.head"), "forward_iterations") is not None
 
 
 def preset_names() -> tuple[str, ...]:
@@ -333,8 +323,7 @@ def preset_names() -> tuple[str, ...]:
     >>> preset_names()
     ('default', 'fast', 'finetune', 'paper-vgg16', 'tiny')
     """
-    files = resources.files("messagenet.training").joinpath("presets").iterdir()
-    return tuple(sorted([DEFAULTS, *(Path(file.name).stem for file in files if file.name.endswith(".yaml"))]))
+    return tuple(sorted([DEFAULTS, *(file.stem for file in PRESETS.glob("*.yaml"))]))
 
 
 def load_config(source: str | Path) -> TrainConfig:
@@ -346,13 +335,11 @@ def load_config(source: str | Path) -> TrainConfig:
     name = str(source)
     if name == DEFAULTS:
         return TrainConfig()
-    if name in preset_names():
-        text = resources.files("messagenet.training").joinpath("presets", f"{name}.yaml").read_text("utf-8")
-        return parse_config(text, name)
-    if not name.endswith((".yaml", ".yml")):
+    path = PRESETS / f"{name}.yaml" if name in preset_names() else Path(name)
+    if path.suffix not in (".yaml", ".yml"):
         raise InputError(f'there is no preset "{name}": {nearest(name, preset_names())} (or give a .yaml file)')
     try:
-        return parse_config(Path(source).read_text(encoding="utf-8"), name)
+        return parse_config(path.read_text(encoding="utf-8"), name)
     except OSError as error:
         raise InputError(f"cannot read the configuration {name}: {error.strerror}") from None
     except UnicodeDecodeError:
@@ -443,12 +430,8 @@ def choose_config(
     if system is not None:
         config = apply_system(config, system)
         kept = flat(config)
-        for path, value in own.items():
-            if kept.get(path) != value:
-                raise InputError(
-                    f"{file}: {path}={value} is not for the system {system}; remove it from the file, or leave "
-                    "--system out"
-                )
+        if lost := [path for path, value in own.items() if kept.get(path) != value]:
+            raise InputError(f"{file}: {lost[0]} is not for the system {system}; remove it, or leave --system out")
     short = {
         ("run" if name == "epochs" else "data") + f".{name}": str(value) if isinstance(value, Path) else value
         for name, value in {"spec": data, **shortcuts}.items()
@@ -490,9 +473,9 @@ def _lines(name: str, value: Any, hint: Any, text: str, indent: str) -> Iterator
     width = COMMENT_WIDTH - len(indent)
     yield from (f"{indent}# {line}" for line in textwrap.wrap(text, width, break_on_hyphens=False))
     group = component_group(hint)
+    make: Any
     if dataclasses.is_dataclass(value):
-        make: Any = type(value)
-        values = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        make, values = type(value), dict(vars(value))
     elif group and value is not None:
         make, values = find(group, value[KIND]), dict(value)
     else:
@@ -503,6 +486,5 @@ def _lines(name: str, value: Any, hint: Any, text: str, indent: str) -> Iterator
     indent += "  "
     if group:
         yield f"{indent}{KIND}: {values.pop(KIND)}  # {', '.join(kinds(group))}"
-    known, texts = options(make), help_texts(make)
     for key, item in values.items():
-        yield from _lines(key, item, known[key].type, texts.get(key, ""), indent)
+        yield from _lines(key, item, options(make)[key].type, options(make)[key].help, indent)
