@@ -26,7 +26,7 @@ from messagenet.settings import find, flat, nested
 from messagenet.settings import options as options_of
 from messagenet.training import DataSets, TrainCallback, TrainResult, run_training
 from messagenet.training.build import limited
-from messagenet.training.config import DataConfig, Settings, TrainConfig, choose_config, parse_setting
+from messagenet.training.config import DataConfig, Settings, TrainConfig, by_path, choose_config
 
 Model = str | Path | SegmentationModel | Predictor
 Rest = Literal["void", "background"]
@@ -81,7 +81,7 @@ def train(
         raise InputError("val goes with a torch data set; with a data set by name, set data.val_split")
     if not named and (keep is not None or rest is not None):
         raise InputError("keep and rest go with a data set by name; give a torch data set with these classes alone")
-    settings = settings if isinstance(settings, Mapping) else dict(map(parse_setting, settings))
+    settings = by_path(settings)
     unused = [path for path in flat(nested(settings)) if path.startswith("data.") and path not in OF_TORCH_DATA]
     if unused and not named:
         raise InputError(f"{unused[0]} is for a data set by name; leave it out, and give the torch data set as it says")

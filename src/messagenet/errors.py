@@ -12,7 +12,7 @@ import contextlib
 import difflib
 import os
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 
@@ -22,6 +22,15 @@ class InputError(ValueError):
 
 class Note(RuntimeWarning):
     """Something works otherwise than the user may expect; the command line prints the message alone."""
+
+
+def some(names: Sequence[str], count: int = 3) -> str:
+    """The first of several names, to show in an error message.
+
+    >>> some(["a", "b", "c"], 2)
+    'a, b and 1 more'
+    """
+    return ", ".join(names[:count]) + (f" and {len(names) - count} more" if len(names) > count else "")
 
 
 def nearest(word: str, choices: Iterable[str]) -> str:

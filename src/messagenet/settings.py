@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import collections.abc
 import dataclasses
+import difflib
 import functools
 import importlib
 import inspect
@@ -30,7 +31,7 @@ import math
 import re
 import sys
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -40,10 +41,12 @@ T = TypeVar("T")
 Factory = TypeVar("Factory", bound=Callable[..., Any])
 Spec = Mapping[str, Any]
 KIND = "kind"
+_HOMES = {"loss": "losses", "optimiser": "training", "method": "training", "engine": "inference", "data": "data"}
 GROUPS = ("backbone", "neck", "head", "loss", "optimiser", "engine", "data", "method")
-_ENTRY = re.compile(r" {4}(\w+(?:, \w+)*): (.*)")
-_REGISTRY: dict[str, dict[str, Callable[..., Any]]] = {group: {} for group in GROUPS}
+_BLOCK = re.compile(r"^(?:Args|Attributes):\n((?: {4}.*\n?)*)", re.MULTILINE)
+_ENTRY = re.compile(r"^ {4}(\w+(?:, \w+)*): (.*(?:\n {8}.*)*)", re.MULTILINE)  # deeper lines continue a text
 _OPTIONS: dict[Callable[..., Any], dict[str, Option]] = {}
+_REGISTRY: dict[str, dict[str, Callable[..., Any]]] = {group: {} for group in GROUPS}
 
 
 class Option(NamedTuple):
@@ -77,53 +80,30 @@ def options(make: Callable[..., Any]) -> dict[str, Option]:
     >>> options(resize)["size"]
     Option(name='size', type=<class 'int'>, default=384, help='Pixels of the longest side.')
     """
-    if make not in _OPTIONS:
-        _OPTIONS[make] = _read_options(make)
-    return _OPTIONS[make]
-
-
-def _read_options(make: Callable[..., Any]) -> dict[str, Option]:
-    parameters = inspect.signature(make).parameters.values()
-    documented = help_texts(make)
-    source: Any = make if dataclasses.is_dataclass(make) else getattr(make, "__init__", make)
-    source = make if inspect.isroutine(make) else source
+    if make in _OPTIONS:
+        return _OPTIONS[make]
+    parameters, documented = inspect.signature(make).parameters, help_texts(make)
+    source: Any = make if dataclasses.is_dataclass(make) or inspect.isroutine(make) else getattr(make, "__init__", make)
     hints = get_type_hints(inspect.unwrap(source), include_extras=True)
     found: dict[str, Option] = {}
-    if inspect.isclass(make) and any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-        found = {n: o._replace(help=documented.get(n, o.help)) for n, o in options(make.__mro__[1]).items()}
-    defaults = {field.name: field for field in dataclasses.fields(make)} if dataclasses.is_dataclass(make) else {}
-    for name, default in ((parameter.name, parameter.default) for parameter in parameters):
-        factory = defaults[name].default_factory if name in defaults else dataclasses.MISSING
-        if factory is not dataclasses.MISSING:
-            default = factory()
-        if default is not inspect.Parameter.empty:
+    if inspect.isclass(make) and any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        found |= {n: o._replace(help=documented.get(n, o.help)) for n, o in options(make.__mro__[1]).items()}
+    fields = dataclasses.fields(make) if dataclasses.is_dataclass(make) else ()
+    made = {each.name: each.default_factory() for each in fields if each.default_factory is not dataclasses.MISSING}
+    for name, parameter in parameters.items():
+        default = made.get(name, parameter.default)
+        if default is not parameter.empty:
             found[name] = Option(name, hints.get(name, Any), default, documented.get(name, ""))
-    return found
+    return _OPTIONS.setdefault(make, found)
 
 
 def help_texts(make: Callable[..., Any]) -> dict[str, str]:
     """The entries under "Args:" or "Attributes:" in a docstring, by name; those of base classes come first."""
     found: dict[str, str] = {}
     for source in reversed(inspect.getmro(make)) if inspect.isclass(make) else (make,):
-        text = inspect.cleandoc(source.__doc__ or "")
-        for title in ("Args:\n", "Attributes:\n"):
-            found |= _entries(text.partition(title)[2])
-    return found
-
-
-def _entries(block: str) -> dict[str, str]:
-    """The lines "name: text" at the beginning of a block; deeper lines continue a text."""
-    found: dict[str, str] = {}
-    names: list[str] = []
-    for line in block.splitlines():
-        match = _ENTRY.fullmatch(line)
-        if match:
-            names = match[1].split(", ")
-            found |= dict.fromkeys(names, match[2])
-        elif line.startswith("        ") and names:
-            found |= {name: f"{found[name]} {line.strip()}" for name in names}
-        else:
-            break
+        for block in _BLOCK.findall(inspect.cleandoc(source.__doc__ or "")):
+            for names, text in _ENTRY.findall(block):
+                found |= dict.fromkeys(names.split(", "), " ".join(text.split()))
     return found
 
 
@@ -140,6 +120,8 @@ def register(group: str, kind: str) -> Callable[[Factory], Factory]:
         raise InputError(f'there is no group "{group}" of components: {nearest(str(group), _REGISTRY)}')
 
     def enter(make: Factory) -> Factory:
+        if not make.__module__.startswith("messagenet."):  # the kinds of the library come first
+            importlib.import_module(f"messagenet.{_HOMES.get(group, 'models')}")
         known = _REGISTRY[group].get(kind, make)
         if _qualified(known) != _qualified(make):
             raise InputError(
@@ -251,10 +233,10 @@ def build(group: str, spec: str | Spec, *, path: str = "", **given: Any) -> Any:
     return built
 
 
-def merge(base: T, values: Mapping[str, Any], path: str = "") -> T:
+def merge(base: T, values: Mapping[str, Any], path: str = "", root: Any = None) -> T:
     """A dataclass of settings with some of them replaced; sections and components keep what `values` does not name.
 
-    A class may drop in `adapt(values)` what does not fit the values, before they are applied.
+    A class may drop in `adapt(values)` what does not fit the values, before they are applied. `base` is part of `root`.
     """
     if not isinstance(values, Mapping):
         raise InputError(f"{path or 'the configuration'} is {values!r}; give settings as name: value")
@@ -264,10 +246,11 @@ def merge(base: T, values: Mapping[str, Any], path: str = "") -> T:
     for key, value in values.items():
         full = f"{path}.{key}" if path else str(key)
         if key not in known:
-            raise InputError(f'there is no setting "{full}": {_suggestion(base, str(key), path)}')
+            asked = next(iter(flat(value, full)))
+            raise InputError(f'there is no setting "{asked}": {_suggestion(root or base, asked, known)}')
         current = getattr(base, key)
         if dataclasses.is_dataclass(current):
-            changes[key] = merge(current, {} if value is None else value, full)
+            changes[key] = merge(current, {} if value is None else value, full, root or base)
         elif (group := component_group(known[key].type)) and value is not None:
             changes[key] = component(group, value, current, full)
         else:
@@ -287,6 +270,8 @@ def plain(value: Any) -> Any:
     """A value as dictionaries, lists and scalars; a class may define its own form in `to_setting`."""
     if hasattr(value, "to_setting"):
         return value.to_setting()
+    if getattr(value, "shape", None) == ():  # a number of NumPy
+        return value.item()
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, Mapping):
@@ -326,20 +311,37 @@ def flat(value: Any, path: str = "") -> dict[str, Any]:
     >>> flat({"head": {"kind": "message", "hidden": 64}})
     {'head.kind': 'message', 'head.hidden': 64}
     """
-    if dataclasses.is_dataclass(value):
-        value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    value = vars(value) if dataclasses.is_dataclass(value) else value
     if not isinstance(value, Mapping) or not value:
         return {path: plain(value)}
-    found: dict[str, Any] = {}
-    for name, item in value.items():
-        found |= flat(item, f"{path}.{name}" if path else name)
+    inner = (flat(item, f"{path}.{name}" if path else name) for name, item in value.items())
+    return {full: each for found in inner for full, each in found.items()}
+
+
+def _suggestion(root: Any, asked: str, names: Iterable[str]) -> str:
+    """The setting that was probably meant: the nearest path among those that end with the nearest name."""
+    paths, current = _every_setting(root), flat(root)
+    near = difflib.get_close_matches(asked.rpartition(".")[2], {path.rpartition(".")[2] for path in paths}, n=1)
+    if not near:
+        return nearest("", names)
+    same = [path for path in paths if path.rpartition(".")[2] == near[0]]
+    same = [path for path in same if path in current] or same
+    (path,) = difflib.get_close_matches(asked, same, n=1, cutoff=0)
+    having = "" if path in current or not paths[path] else f", of the {path.split('.')[-2]} {' or '.join(paths[path])}"
+    return f'did you mean "{path}"{having}?'
+
+
+def _every_setting(section: Any, path: str = "") -> dict[str, list[str]]:
+    """Full paths, those of sections and of components of any kind too, and the kinds that have them."""
+    found: dict[str, list[str]] = {}
+    for name, option in options(type(section)).items():
+        full = f"{path}.{name}" if path else name
+        value, group = getattr(section, name), component_group(option.type)
+        found |= {full: [], **(_every_setting(value, full) if dataclasses.is_dataclass(value) else {})}
+        for kind, make in _REGISTRY[group].items() if group else ():
+            for each in (KIND, *options(make)):
+                found.setdefault(f"{full}.{each}", []).append(kind)
     return found
-
-
-def _suggestion(base: Any, key: str, path: str) -> str:
-    names = [f"{path}.{name}" if path else name for name in options(type(base))]
-    elsewhere = [full for full in flat(base, path) if full.rpartition(".")[2] == key]
-    return f'did you mean "{elsewhere[0]}"?' if elsewhere else nearest(f"{path}.{key}" if path else key, names)
 
 
 def convert(value: Any, hint: Any, path: str) -> Any:
@@ -361,6 +363,8 @@ def convert(value: Any, hint: Any, path: str) -> Any:
 
 def _converted(value: Any, hint: Any) -> Any:
     origin, arguments = get_origin(hint), get_args(hint)
+    if getattr(value, "shape", None) == ():  # a number of NumPy
+        value = value.item()
     if hint is Any:
         return value
     if origin is Annotated:
@@ -404,17 +408,14 @@ def _first_fit(value: Any, hints: tuple[Any, ...]) -> Any:
 
 
 def _sequence(value: Any, hints: tuple[Any, ...]) -> tuple[Any, ...]:
-    if isinstance(value, str) or not isinstance(value, Sequence):
-        raise Mismatch
+    _require(value, isinstance(value, Sequence) and not isinstance(value, str))
     each = (hints[0],) * len(value) if hints[-1] is Ellipsis else hints
-    if len(each) != len(value):
-        raise Mismatch
+    _require(value, len(each) == len(value))
     return tuple(_converted(item, hint) for item, hint in zip(value, each, strict=True))
 
 
 def _number(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
-        raise Mismatch
+    _require(value, isinstance(value, int | float | str) and not isinstance(value, bool))
     try:
         number = float(value)  # YAML 1.1 reads 1e-3 as text
     except ValueError:
@@ -425,8 +426,8 @@ def _number(value: Any) -> float:
 def _advice(value: Any, hint: Any) -> str:
     literals = [get_args(each) for each in (hint, *get_args(hint)) if get_origin(each) is Literal]
     choices = [word for words in literals for word in words if isinstance(word, str)]
-    meant = nearest(value, choices) if isinstance(value, str) and choices else ""
-    return meant if meant.startswith("did you mean") else f"give {_wanted(hint)}"
+    near = difflib.get_close_matches(value, choices) if isinstance(value, str) else []
+    return f'did you mean "{near[0]}"?' if len(near) == 1 else f"give {_wanted(hint)}"
 
 
 def _wanted(hint: Any) -> str:
@@ -445,18 +446,11 @@ def _wanted(hint: Any) -> str:
     return words.get(hint, "settings as {name: value}")
 
 
-def at_least(minimum: float, **settings: float) -> None:
-    """Refuses settings below a bound, by name."""
+def at_least(minimum: float, **settings: float | None) -> None:
+    """Refuses settings below a bound, by name; None is not checked."""
     for name, value in settings.items():
-        if not value >= minimum:
+        if value is not None and not value >= minimum:
             raise InputError(f"{name} is {value}; give at least {minimum}")
-
-
-def at_most(maximum: float, **settings: float) -> None:
-    """Refuses settings above a bound, by name."""
-    for name, value in settings.items():
-        if not value <= maximum:
-            raise InputError(f"{name} is {value}; give at most {maximum}")
 
 
 def between(low: float, high: float, **settings: float) -> None:

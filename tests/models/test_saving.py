@@ -16,6 +16,7 @@ from messagenet import InputError, four_neighbours, register, settings, surround
 from messagenet.bundled import bundled_models
 from messagenet.data import Classes
 from messagenet.models import InputSpec, MessageNet, SegmentationModel, UnaryHead, UnaryNet
+from messagenet.settings import component
 
 CLASSES = Classes(("ground", "sky", "tree"), ((1, 2, 3), (4, 5, 6), (7, 8, 9)))
 
@@ -63,25 +64,16 @@ def test_an_error_inside_a_head_is_shown_as_it_is(tmp_path, monkeypatch):
 
 
 def test_the_file_says_what_to_build(tmp_path):
-    """No entry may be added, renamed or left out without another format number."""
+    """No entry may be added, renamed or left out without another format number; components have all their options."""
     net = small(relations=[surrounding(cells=3)])
     net.save(tmp_path)
+    head = {"relations": [surrounding(cells=3).to_setting()], "hidden": 8}
     assert json.loads((tmp_path / "config.json").read_text()) == {
         "format": 2,
         "model": {
             "backbone": {"kind": "tiny", "width": 32, "stride": 4},
             "neck": None,
-            "head": {
-                "kind": "message",
-                "relations": [surrounding(cells=3).to_setting()],
-                "hidden": 8,
-                "iterations": 1,
-                "tied": True,
-                "cavity": "factor",
-                "initial": "zero",
-                "aggregation": "fixed",
-                "dependent": "sum",
-            },
+            "head": {**component("head", "message"), **head},
             "separate_features": False,
         },
         "input": {

@@ -117,6 +117,13 @@ def test_contrasts_are_named_before_anything_is_trained(tmp_path: Path, cheap: l
     assert "unary only → learned messages" in (tmp_path / "contrasts.md").read_text()
 
 
+def test_systems_are_scored_on_a_split_or_on_data_of_ones_own(tmp_path: Path, cheap: list[Path]) -> None:
+    unscored = small("data.spec=synthetic:8", "data.val_split=null")
+    with pytest.raises(InputError, match=r"there is nothing to score the systems on; set data\.val_split"):
+        compare(["unary"], unscored, [0], tmp_path, held_out=1)
+    assert compare(["unary"], unscored, [0], tmp_path, held_out=1, data=scenes())
+
+
 def test_no_head_has_an_advantage(tmp_path: Path) -> None:
     config = small("model.pretrained_head=true")
     with pytest.raises(InputError, match="trains every head from the beginning"):

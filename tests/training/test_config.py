@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +13,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from messagenet import cli
 from messagenet.data import SCENE_CLASSES, Augment
 from messagenet.data.classes import numbered_classes
 from messagenet.errors import InputError
 from messagenet.models import SegmentationModel
-from messagenet.settings import component, component_group, find, flat, kinds, options
+from messagenet.settings import _REGISTRY, component, component_group, find, flat, kinds, options, register
 from messagenet.training import TrainConfig, load_config, override, save_config
 from messagenet.training.build import build_model
 from messagenet.training.config import DataConfig, RunConfig, choose_config, config_text, parse_config, preset_names
@@ -56,11 +59,45 @@ def test_a_file_may_start_from_a_preset(tmp_path: Path) -> None:
         load_config(path)
 
 
-def test_default_file_lists_exactly_the_defaults() -> None:
-    assert load_config("default") == TrainConfig()
-    default = Path(load_config.__code__.co_filename).parent / "presets" / "default.yaml"
-    expected = "# Every setting and its default.\n\n" + config_text(TrainConfig())
-    assert default.read_text(encoding="utf-8") == expected
+def test_defaults_and_help_are_written_in_no_preset() -> None:
+    assert load_config("default") == parse_config("preset: default") == TrainConfig()
+    files = list(resources.files("messagenet.training").joinpath("presets").iterdir())
+    assert {"default", *(file.name.removesuffix(".yaml") for file in files)} == set(preset_names())
+    for file in files:
+        text = " ".join(file.read_text(encoding="utf-8").replace("#", "").split())
+        assert [name for name, option in options(find("head", "message")).items() if option.help in text] == []
+
+
+def test_an_option_of_a_head_is_written_in_one_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As if it were added to the class that is registered."""
+    heads = dict(_REGISTRY["head"])
+    monkeypatch.setitem(_REGISTRY, "head", heads)
+    known: Any = heads.pop("message")
+
+    @register("head", "message")
+    class Tempered(known):  # type: ignore[misc]
+        """The message head.
+
+        Args:
+            temperature: What logits are divided by.
+        """
+
+        def __init__(self, in_channels: int, num_classes: int, *, temperature: float = 1.0, **more: Any) -> None:
+            super().__init__(in_channels, num_classes, **more)
+            self.temperature = temperature
+
+    monkeypatch.setattr("sys.argv", ["messagenet", "settings", "default"])
+    with pytest.raises(SystemExit):
+        cli.main()
+    assert "    # What logits are divided by.\n    temperature: 1.0\n" in capsys.readouterr().out
+    config = override(load_config("tiny"), ["model.head.temperature=3"])
+    assert parse_config(config_text(config)).model.head["temperature"] == 3.0
+    folder = build_model(config, SCENE_CLASSES).model.save(tmp_path)
+    assert json.loads((folder / "config.json").read_text())["model"]["head"]["temperature"] == 3.0
+    assert SegmentationModel.from_pretrained(folder).head.temperature == 3.0
+    assert SegmentationModel.from_pretrained("voc-animals").head.temperature == 1.0  # saved before
 
 
 def test_every_setting_has_a_comment() -> None:
@@ -157,13 +194,23 @@ def test_epochs_replace_the_steps_of_a_preset() -> None:
     [
         ("run.epoch=3", 'no setting "run.epoch": did you mean "run.epochs"?'),
         ("lr=0.1", 'no setting "lr": did you mean "optimiser.lr"?'),
-        ("optimizer.lr=0.1", 'no setting "optimizer": did you mean "optimiser"?'),
+        ("optimizer.lr=0.1", 'no setting "optimizer.lr": did you mean "optimiser.lr"?'),
+        ("optimizer=sgd", 'no setting "optimizer": did you mean "optimiser"?'),
+        ("optimizer.kind=sgd", 'no setting "optimizer.kind": did you mean "optimiser.kind"?'),
+        ("backbone=tinny", 'no setting "backbone": did you mean "model.backbone"?'),
+        ("head.hidden=3", 'no setting "head.hidden": did you mean "model.head.hidden"?'),
+        ("head.hiden=3", 'no setting "head.hiden": did you mean "model.head.hidden"?'),
+        ("model.lr=3", 'no setting "model.lr": did you mean "optimiser.lr"?'),
+        ("run.hidden=3", 'no setting "run.hidden": did you mean "model.head.hidden"?'),
+        ("momentum=0.9", 'no setting "momentum": did you mean "optimiser.momentum", of the optimiser sgd?'),
+        ("zzz=3", 'no setting "zzz": choose one of: augment, data, loss, model, optimiser, run, schedule'),
+        ("model.zzz=3", 'no setting "model.zzz": choose one of: backbone, head, neck, '),
         ("run.epochs=three", "run.epochs is 'three'; give a whole number"),
         ("run.epochs=2.5", "run.epochs is 2.5; give a whole number"),
         ("run.epochs=true", "run.epochs is True; give a whole number"),
         ("run.epochs=0", "run: epochs is 0; give at least 1"),
         ("run.steps=x", "run.steps is 'x'; give a whole number or null"),
-        ("run.ema=1.5", "run: ema is 1.5; give a decay from 0"),
+        ("run.ema=1.5", "run: ema is 1.5; give a number from 0 to below 1"),
         ("run.freeze_backbone=1", "run.freeze_backbone is 1; give true or false"),
         ("optimiser.lr=[1]", "optimiser.lr is [1]; give a number"),
         ("optimiser.kind=adam", 'there is no optimiser "adam": did you mean "adamw"? (optimiser)'),
@@ -180,8 +227,8 @@ def test_epochs_replace_the_steps_of_a_preset() -> None:
         ("loss={resolution: pixels, cell_label: majority}", "loss: cell_label is for a loss at the nodes"),
         ("run.cache_features=true", "cache_features needs a backbone that does not change"),
         ("run.epochs", '"run.epochs" sets nothing; write section.name=value'),
-        ("data.balance=1.1", "data: balance is 1.1; give at most 1"),
-        ("data.balance=-1", "data: balance is -1.0; give at least 0"),
+        ("data.balance=1.1", "data: balance is 1.1; give a number from 0 to 1"),
+        ("data.balance=-1", "data: balance is -1.0; give a number from 0 to 1"),
         ("model.head={kind: crf_rnn, bilateral_colour: wide}", "model.head.bilateral_colour is 'wide'; give a number"),
         ("model.backbone.kind=tinny", 'there is no backbone "tinny": did you mean "tiny"? (model.backbone)'),
         ("model.backbone=tinny", 'there is no backbone "tinny": did you mean "tiny"? (model.backbone)'),
@@ -195,6 +242,7 @@ def test_epochs_replace_the_steps_of_a_preset() -> None:
         ("model.head=null", "model.head is None; give settings as {name: value}"),
         ("loss=null", "loss is None; give settings as {name: value}"),
         ("run.precision=float23", "run.precision is 'float23'; did you mean \"float32\"?"),
+        ("run.precision=bfloat16", 'run.precision is \'bfloat16\'; give "float32" or "bf16" or "fp16"'),
         ("run.precision=no", 'run.precision is False; give "float32" or "bf16" or "fp16"'),
         ("data.keep=[", "the value is not YAML"),
     ],
@@ -204,6 +252,15 @@ def test_mistakes_are_named(line: str, said: str) -> None:
         override(TrainConfig(), [line])
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_an_option_of_another_kind_is_named_with_the_kinds_that_have_it() -> None:
+    said = r'"model\.iterations": did you mean "model\.head\.iterations", of the head .*message.*\?$'
+    fcn8s = override(TrainConfig(), ["model.head=fcn8s"])
+    with pytest.raises(InputError, match=said):
+        override(fcn8s, ["model.iterations=2"])
+    with pytest.raises(InputError, match=r'"model\.iterations": did you mean "model\.head\.iterations"\?$'):
+        override(TrainConfig(), ["model.iterations=2"])
 
 
 def test_bounds_themselves_are_allowed() -> None:
@@ -412,6 +469,86 @@ def test_a_resumed_run_has_its_own_settings(tmp_path: Path) -> None:
         with pytest.raises(InputError, match="resumed run has its own settings; leave --preset and --config out"):
             choose_config(run_folder=tmp_path, **source)
     assert choose_config(run_folder=tmp_path, epochs=3).run.epochs == 3
+
+
+def test_what_only_scoring_uses_needs_images_to_score() -> None:
+    tiny = override(load_config("tiny"), ["run.evaluate_every=7"])
+    unscored = override(tiny, ["data.val_split=null"])
+    assert (tiny.data.val_limit, unscored.data.val_limit, unscored.run.evaluate_every) == (100, None, None)
+    for line, said in (
+        ("data.val_limit=3", "data: val_limit is for images to score; set data.val_split, or leave it out"),
+        ("run.evaluate_every=3", "run.evaluate_every is for images to score; set data.val_split, or leave it out"),
+    ):
+        for base, lines in ((unscored, [line]), (tiny, [line, "data.val_split=null"])):
+            with pytest.raises(InputError) as caught:
+                override(base, lines)
+            assert str(caught.value) == said
+
+
+def test_what_becomes_of_other_classes_needs_classes_to_keep() -> None:
+    said = "data: rest is for classes that are not kept; set data.keep, or leave it out"
+    kept = override(TrainConfig(), ["data.keep=[cat]", "data.rest=background"])
+    assert override(kept, ["data.keep=null"]).data.rest == "void"
+    for base, lines in ((TrainConfig(), []), (kept, ["data.keep=null"])):
+        with pytest.raises(InputError, match=f"^{said}$"):
+            override(base, [*lines, "data.rest=background"])
+    with pytest.raises(InputError, match=f"^{said}$"):
+        choose_config(data="synthetic", keep=("sky",), rest="background", settings=["data.keep=null"])
+
+
+@pytest.mark.parametrize(
+    ("text", "system", "path"),
+    [
+        ("model: {head: {iterations: 9}}", "unary", "model.head.iterations"),
+        ("preset: fast\nmodel: {neck: {filters: 3}}", "fcn8s", "model.neck.filters"),
+        ("preset: tiny\noptimiser: {lr: 0.5}", "machine_forward", "optimiser.lr"),
+        ("model: {head: crf}", "unary", "model.head.kind"),
+        ("model: {head: {iterations: 3}}", "message_t2", "model.head.iterations"),
+        ("loss: {resolution: pixels}", "context_crf", "loss.resolution"),
+        ("run: {freeze_backbone: true, cache_features: true}", "crf_rnn", "run.cache_features"),
+    ],
+)
+def test_what_a_file_sets_and_the_system_does_not_use_is_refused(
+    text: str, system: str, path: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(text)
+    choose_config(file=file)
+    said = f"{file}: {path} is not for the system {system}; remove it, or leave --system out"
+    with pytest.raises(InputError) as caught:
+        choose_config(file=file, system=system)
+    assert str(caught.value) == said
+
+
+def test_what_a_file_sets_is_as_hard_as_single_settings(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("preset: tiny\nmodel: {head: {iterations: 2}}\ndata: {val_limit: 5}\nrun: {epochs: 4, steps: 9}")
+    for line, said in (
+        ("model.head=unary", 'there is no setting "model.head.iterations" for unary'),
+        ("data.val_split=null", "val_limit is for images to score"),
+    ):
+        with pytest.raises(InputError, match=said):
+            choose_config(file=file, settings=[line])
+    changed = choose_config(file=file, settings=["model.head.hidden=3", "data.val_limit=null", "data.val_split=null"])
+    assert (changed.model.head["iterations"], changed.run.epochs, changed.run.steps) == (2, 4, 9)
+    assert choose_config(file=file, epochs=3).run.steps is None
+    file.write_text("preset: fast\nmodel: {neck: null}\n")  # the head of the preset is still soft
+    assert choose_config(file=file, settings=["model.neck.filters=1"]).model.neck is not None
+    assert choose_config(file="fast", system="fcn8s").model.neck is None
+
+
+@pytest.mark.parametrize("preset", ["default", "tiny", "fast"])
+def test_the_saved_settings_of_a_run_are_a_file_of_ones_own(preset: str, tmp_path: Path) -> None:
+    config = override(load_config(preset), ["run.steps=3"])
+    file = save_config(config, tmp_path / "config.yaml")
+    assert choose_config(file=file) == config
+    assert choose_config(file=file, system="message") == config
+    assert choose_config(file=file, system="unary") == apply_system(config, "unary")  # nothing of it is lost
+    assert choose_config(file=file, epochs=2).run.steps is None
+    saved = save_config(apply_system(config, "context_crf"), tmp_path / "crf.yaml")
+    assert choose_config(file=saved, system="context_crf") == load_config(saved)
+    with pytest.raises(InputError, match=r"model\.head\.kind is not for the system unary; remove it, or"):
+        choose_config(file=saved, system="unary")
 
 
 def test_an_optimiser_keeps_the_rates_of_another() -> None:

@@ -19,7 +19,7 @@ import numpy as np
 from messagenet.data.classes import VOID, ClassesLike, as_classes
 from messagenet.data.dataset import DataIssue, FilePair, PairedFiles, hold_out
 from messagenet.data.images import file_stem, find_images, read_image, read_mask
-from messagenet.errors import InputError
+from messagenet.errors import InputError, some
 from messagenet.settings import register
 
 CLASS_LISTS = ("classes.txt", "classes.json")
@@ -151,8 +151,7 @@ def _read_names(file: Path, known: set[str]) -> list[str]:
         raise InputError(f"{file} cannot be read ({error}); save it as UTF-8 text") from None
     names = [line if line in known else line.rpartition(".")[0] or line for line in lines if line]
     if missing := [name for name in names if name not in known]:
-        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
-        raise InputError(f"{file} lists {', '.join(missing[:3])}{more}, but no such image exists; correct the list")
+        raise InputError(f"{file} lists {some(missing)}, but no such image exists; correct the list")
     if not names:
         raise InputError(f"{file} is empty; write one image name per line")
     return list(dict.fromkeys(names))

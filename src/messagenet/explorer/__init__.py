@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from messagenet.errors import InputError
-from messagenet.settings import at_most
 
 EXTRA = ("fastapi", "starlette", "uvicorn", "h11", "python_multipart", "prometheus_client")  # the extra `[serve]`
 
@@ -39,7 +38,8 @@ def serve(
         longest_side: As of `PredictOptions`, and at most the longest side of `Limits`, to which every image is reduced.
         open_browser: Open the page in the browser. Default: if run in a terminal.
     """
-    at_most(Limits.longest_side, longest_side=longest_side or 0)
+    if (longest_side or 0) > Limits.longest_side:
+        raise InputError(f"longest_side is {longest_side}; give at most {Limits.longest_side}")
     try:
         from messagenet.explorer.launch import run
     except ModuleNotFoundError as error:

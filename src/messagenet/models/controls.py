@@ -16,6 +16,7 @@ All but the ensemble compute features with context, (B, r, h, w) → (B, width, 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -31,7 +32,7 @@ from messagenet.message_passing import MessagePassing
 from messagenet.message_passing.grid import assemble, split_by_size
 from messagenet.models.base import Head, zero_padding
 from messagenet.models.message import unary_estimator
-from messagenet.settings import register
+from messagenet.settings import at_least, register
 
 TOLERANCE = 0.02
 DILATIONS = (1, 2, 4)  # reach 7 nodes to every side, beyond the paper's range box on a map of 32 × 32
@@ -115,8 +116,7 @@ class ContextHead(Head):
         def build(width: int, hidden: int = hidden) -> nn.ModuleList:
             return nn.ModuleList([make_context(width), unary_estimator(width, hidden, num_classes)])
 
-        if width is not None and width < 1:
-            raise InputError(f"width is {width}; give a whole number, at least 1")
+        at_least(1, width=width)
         if width is None:
             parameters = _message_parameters(in_channels, num_classes, relations, hidden)
             width = nearest_width(build, parameters)
@@ -202,8 +202,7 @@ class AttentionHead(ContextHead):
     def __init__(
         self, in_channels: int, num_classes: int, *, layers: int = 1, feed_forward: bool = False, **options: Any
     ) -> None:
-        if layers < 1:
-            raise InputError(f"layers is {layers}; give a whole number, at least 1")
+        at_least(1, layers=layers)
         super().__init__(
             in_channels, num_classes, partial(_AttentionLayers, in_channels, layers, feed_forward), **options
         )
@@ -315,11 +314,8 @@ def nearest_width(build: Callable[[int], nn.Module], parameters: int) -> int:
     high = 1
     while _size(build, high) < parameters:
         high *= 2
-    low = max(1, high // 2)
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if _size(build, middle) < parameters else (low, middle)
-    return min((low, high), key=lambda width: _mismatch(build, width, parameters))
+    enough = 1 + bisect_left(range(1, high), parameters, key=partial(_size, build))
+    return min((max(1, enough - 1), enough), key=lambda width: _mismatch(build, width, parameters))
 
 
 def _mismatch(build: Callable[[int], nn.Module], width: int, parameters: int) -> float:

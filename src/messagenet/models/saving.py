@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from messagenet.bundled import bundled_models, model_folder
 from messagenet.data.classes import Classes
-from messagenet.errors import InputError, nearest, write_atomically
+from messagenet.errors import InputError, nearest, some, write_atomically
 from messagenet.models.base import InputSpec, SegmentationModel
 from messagenet.settings import component, convert
 
@@ -156,9 +156,9 @@ def _load_weights(model: SegmentationModel, path: Path) -> None:
             f"{path.parent} was saved with a neck of its owner's; pass it: from_pretrained(folder, neck=...)"
         )
     if unknown := sorted(set(state) - set(own)):
-        raise InputError(f"{path} holds parameters that the model has not: {_some(unknown)}; wrong {CONFIG}?")
+        raise InputError(f"{path} holds parameters that the model has not: {some(unknown)}; wrong {CONFIG}?")
     if missing := sorted(set(own) - set(state)):
-        raise InputError(f"{path} lacks parameters of the model: {_some(missing)}; wrong {CONFIG}?")
+        raise InputError(f"{path} lacks parameters of the model: {some(missing)}; wrong {CONFIG}?")
     for name, values in state.items():
         if values.shape != own[name].shape:
             raise InputError(
@@ -166,7 +166,3 @@ def _load_weights(model: SegmentationModel, path: Path) -> None:
                 f"wrong {CONFIG}?"
             )
     model.load_state_dict(state, assign=True)  # each parameter keeps the precision it was saved in
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

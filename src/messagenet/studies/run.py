@@ -228,7 +228,7 @@ def _hold_out(sets: DataSets, held_out: int, score_on: ScoredOn) -> tuple[DataSe
 
 def _shared_config(systems: Sequence[System], config: TrainConfig) -> TrainConfig:
     """No scoring during training; if one loss is at the nodes only, all are, without label smoothing."""
-    shared = override(config, {"run.evaluate_every": NEVER})
+    shared = config if config.data.val_split is None else override(config, {"run.evaluate_every": NEVER})
     common = {"loss.resolution": "nodes", "loss.label_smoothing": 0.0}
     at_nodes = any("resolution" not in system.apply(shared).loss for system in systems)
     return override(shared, common) if at_nodes and "resolution" in shared.loss else shared

@@ -4,7 +4,7 @@ Sections are dataclasses, whose attribute texts are the comments of the YAML fil
 are components, whose settings are the parameters of their classes (`messagenet.settings`). A file holds what differs
 from the defaults, or from the preset that it names (`preset: fast`). A run saves every setting under its comment.
 
-    preset or file  ←  system  ←  single settings, such as `--set model.head.hidden=64`
+    preset  ←  system  ←  the user's settings: those of a file beyond its preset, and `--set model.head.hidden=64`
 
 Presets and systems drop what does not fit the kinds chosen later. A user's unknown or unused setting is an error.
 """
@@ -17,7 +17,6 @@ import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -30,13 +29,12 @@ from messagenet.settings import (
     KIND,
     Component,
     at_least,
-    at_most,
+    between,
     build,
     component,
     component_group,
     find,
     flat,
-    help_texts,
     kinds,
     merge,
     nested,
@@ -45,9 +43,10 @@ from messagenet.settings import (
 )
 from messagenet.training import optimisers  # noqa: F401 (registers them)
 
-PRESET = "preset"
+PRESET, DEFAULTS = "preset", "default"
 OF_CACHE = ("cache_variants", "cache_precision", "cache_folder")  # settings that only cached features have
 COMMENT_WIDTH = 100
+PRESETS = Path(__file__).parent / "presets"
 Settings = Mapping[str, Any] | Iterable[str]  # values by path, or lines such as "run.epochs=3"
 
 
@@ -78,19 +77,17 @@ class ModelConfig:
     def adapt(self, values: Mapping[str, Any]) -> ModelConfig:
         """Drops what a new head does not take: a neck, separate features."""
         kind = _given(values, "head", KIND)
-        if kind is None:
+        if not kind:
             return self
-        head = find("head", kind, "model.head")
-        neck = self.neck if head_trait(head, "takes_neck") else None
-        separate = self.separate_features and head_trait(head, "feature_names") is not None
+        neck = self.neck if _trait(kind, "takes_neck") else None
+        separate = self.separate_features and _trait(kind, "feature_names") is not None
         return dataclasses.replace(self, neck=neck, separate_features=separate)
 
     def __post_init__(self) -> None:
         kind = self.head[KIND]
-        head = find("head", kind, "model.head")
-        if self.neck is not None and not head_trait(head, "takes_neck"):
+        if self.neck is not None and not _trait(kind, "takes_neck"):
             raise InputError(f"neck is set, but the head {kind} takes none; set model.neck=null")
-        if self.separate_features and head_trait(head, "feature_names") is None:
+        if self.separate_features and _trait(kind, "feature_names") is None:
             raise InputError(f"the head {kind} reads one feature map; set model.separate_features=false")
         if self.separate_features and self.neck is not None:
             raise InputError(
@@ -98,16 +95,15 @@ class ModelConfig:
             )
 
 
-def needs_images(head: Mapping[str, Any]) -> bool:
-    """Whether training a head needs the images themselves, not features alone."""
-    return "loss" in head_trait(find("head", head[KIND], "model.head"), "needs_images")
+def _trait(head: str, name: str) -> Any:
+    return head_trait(find("head", head, "model.head"), name)
 
 
 def _given(values: Any, *path: str) -> str | None:
-    """The text that nested values give a setting, if they do; a component by its kind alone is its kind."""
+    """The text or null that nested values give a setting, or ""; a component by its kind alone is its kind."""
     for name in path:
-        values = values.get(name) if isinstance(values, Mapping) else values if name == KIND else None
-    return values if isinstance(values, str) else None
+        values = values.get(name, "") if isinstance(values, Mapping) else values if name == KIND else ""
+    return values if values is None or isinstance(values, str) else ""
 
 
 def _uses(method: str, path: str) -> bool:
@@ -145,15 +141,23 @@ class DataConfig:
     val_limit: int | None = None
     seed: int = 0
 
+    def adapt(self, values: Mapping[str, Any]) -> DataConfig:
+        """Without images to score, their limit is dropped; with all classes kept, what becomes of the others."""
+        limit = None if _given(values, "val_split") is None else self.val_limit
+        return dataclasses.replace(self, val_limit=limit, rest="void" if _given(values, "keep") is None else self.rest)
+
     def __post_init__(self) -> None:
         if "+" in self.train_split and self.val_split in self.train_split.split("+"):
             raise InputError(
                 f"data.train_split {self.train_split} has the images that are to be scored; set data.val_split=null"
             )
-        at_least(0, balance=self.balance)
-        at_most(1, balance=self.balance)
-        if self.val_limit is not None:
-            at_least(1, val_limit=self.val_limit)
+        if not 0 <= self.balance <= 1:
+            raise InputError(f"balance is {self.balance}; give a number from 0 to 1")
+        at_least(1, val_limit=self.val_limit)
+        if self.val_limit is not None and self.val_split is None:
+            raise InputError("val_limit is for images to score; set data.val_split, or leave it out")
+        if self.rest != "void" and self.keep is None:
+            raise InputError("rest is for classes that are not kept; set data.keep, or leave it out")
 
 
 @dataclass(frozen=True)
@@ -227,10 +231,9 @@ class RunConfig:
     def __post_init__(self) -> None:
         find("method", self.method, "run.method")
         counts = ("epochs", "steps", "batch_size", "accumulate", "evaluate_every", "checkpoint_every", "log_every")
-        at_least(1, **{n: getattr(self, n) for n in (*counts, "cache_variants") if getattr(self, n) is not None})
-        at_least(0, workers=self.workers or 0, seed=self.seed)
-        if not 0 <= self.ema < 1:
-            raise InputError(f"ema is {self.ema}; give a decay from 0 (off) to below 1, such as 0.999")
+        at_least(1, **{name: getattr(self, name) for name in (*counts, "cache_variants")})
+        at_least(0, workers=self.workers, seed=self.seed)
+        between(0, 1, ema=self.ema)
         if self.cache_features and not self.freeze_backbone:
             raise InputError("cache_features needs a backbone that does not change; set freeze_backbone as well")
         for name in () if self.cache_features else OF_CACHE:
@@ -265,15 +268,17 @@ class TrainConfig:
     run: RunConfig = field(default_factory=RunConfig)
 
     def adapt(self, values: Mapping[str, Any]) -> TrainConfig:
-        """Drops what a new method or head does not use, and cached features if a new head needs images."""
+        """Drops what a new method or head does not use, or nothing to score; cached features if a head needs images."""
         dropped: dict[str, Any] = {}
         if method := _given(values, "run", "method"):
             dropped = {path: value for path, value in flat(TrainConfig()).items() if not _uses(method, path)}
         kind = _given(values, "model", "head", KIND)
-        if kind is not None and needs_images({KIND: kind}):
+        if kind and "loss" in _trait(kind, "needs_images"):
             dropped["run.cache_features"] = False
-        if kind is not None and self.loss.get("iteration_weights") and not _has_iterations(kind):
+        if kind and self.loss.get("iteration_weights") and _trait(kind, "forward_iterations") is None:
             dropped["loss.iteration_weights"] = []
+        if _given(values, "data", "val_split") is None:
+            dropped["run.evaluate_every"] = None
         return merge(self, nested(dropped)) if dropped else self
 
     def __post_init__(self) -> None:
@@ -286,8 +291,10 @@ class TrainConfig:
                 f"the loss {loss} is for the head {' or '.join(heads)}, not {head}; set model.head.kind={heads[0]}, or "
                 "loss.kind=cross_entropy"
             )
-        if self.loss.get("iteration_weights") and not _has_iterations(head):
+        if self.loss.get("iteration_weights") and _trait(head, "forward_iterations") is None:
             raise InputError(f"{head} has no iterations; set loss.iteration_weights=[], or model.head.kind=message")
+        if self.run.evaluate_every is not None and self.data.val_split is None:
+            raise InputError("run.evaluate_every is for images to score; set data.val_split, or leave it out")
         if method != "gradient" and self.data.balance:
             raise InputError(f"{method} training looks at every image once; set data.balance=0, or run.method=gradient")
         tied = getattr(find("method", method), "tied", None)
@@ -306,12 +313,8 @@ class TrainConfig:
                 "persistent messages are of images that stay as they are; leave out the augmentation, or set "
                 "loss.persistent_messages=false"
             )
-        if self.run.cache_features and needs_images(self.model.head):
+        if self.run.cache_features and "loss" in _trait(head, "needs_images"):
             raise InputError(f"{head} needs the images themselves; set run.cache_features=false")
-
-
-def _has_iterations(head: str) -> bool:
-    return head_trait(find("head", head, "model.head"), "forward_iterations") is not None
 
 
 def preset_names() -> tuple[str, ...]:
@@ -320,12 +323,11 @@ def preset_names() -> tuple[str, ...]:
     >>> preset_names()
     ('default', 'fast', 'finetune', 'paper-vgg16', 'tiny')
     """
-    files = resources.files("messagenet.training").joinpath("presets").iterdir()
-    return tuple(sorted(file.name.removesuffix(".yaml") for file in files if file.name.endswith(".yaml")))
+    return tuple(sorted([DEFAULTS, *(file.stem for file in PRESETS.glob("*.yaml"))]))
 
 
-def load_config(source: str | Path | TrainConfig = "default") -> TrainConfig:
-    """Reads a preset by name, or a YAML file; settings it leaves out are those of its preset, or the defaults.
+def load_config(source: str | Path | TrainConfig = DEFAULTS) -> TrainConfig:
+    """Reads a preset by name, or a YAML file; settings it leaves out are those of its preset, by default "default".
 
     >>> load_config("tiny").model.backbone["kind"]
     'tiny'
@@ -333,15 +335,15 @@ def load_config(source: str | Path | TrainConfig = "default") -> TrainConfig:
     if isinstance(source, TrainConfig):
         return source
     name = str(source)
-    if name in preset_names():
-        text = resources.files("messagenet.training").joinpath("presets", f"{name}.yaml").read_text("utf-8")
-        return parse_config(text, name)
-    if not name.endswith((".yaml", ".yml")):
+    if name == DEFAULTS:
+        return TrainConfig()
+    path = PRESETS / f"{name}.yaml" if name in preset_names() else Path(name)
+    if path.suffix not in (".yaml", ".yml"):
         raise InputError(f'there is no preset "{name}": {nearest(name, preset_names())} (or give a .yaml file)')
     try:
-        return parse_config(Path(source).read_text(encoding="utf-8"), name)
+        return parse_config(path.read_text(encoding="utf-8"), name)
     except OSError as error:
-        raise InputError(f"cannot read the configuration {name}: {error.strerror}") from None
+        raise InputError(f"cannot read the configuration {name} ({error.strerror}); check the path") from None
     except UnicodeDecodeError:
         raise InputError(f"the configuration {name} is not UTF-8 text; save it as such") from None
 
@@ -359,12 +361,10 @@ def parse_config(text: str, name: str = "the configuration") -> TrainConfig:
         where = f", line {mark.line + 1}" if mark else ""
         raise InputError(f"{name}{where}: not valid YAML; check indentation and quotes") from None
     try:
-        if not isinstance(values, dict) or PRESET not in values:
-            return merge(TrainConfig(), values or {})
-        base = values.pop(PRESET)
+        base = values.pop(PRESET, DEFAULTS) if isinstance(values, dict) else DEFAULTS
         if base not in preset_names():
             raise InputError(f'there is no preset "{base}": {nearest(str(base), preset_names())}')
-        return merge(load_config(base), values)
+        return merge(load_config(base), values or {})
     except InputError as error:
         raise InputError(f"{name}: {error}") from None
 
@@ -375,8 +375,12 @@ def override(config: TrainConfig, settings: Settings) -> TrainConfig:
     >>> override(TrainConfig(), ["run.epochs=3", "optimiser.lr=1e-4"]).optimiser["lr"]
     0.0001
     """
-    values = settings if isinstance(settings, Mapping) else dict(map(parse_setting, settings))
-    return merge(config, nested(values))
+    return merge(config, nested(by_path(settings)))
+
+
+def by_path(settings: Settings) -> Mapping[str, Any]:
+    """Settings as values by path."""
+    return settings if isinstance(settings, Mapping) else dict(map(parse_setting, settings))
 
 
 def parse_setting(line: str) -> tuple[str, Any]:
@@ -424,14 +428,30 @@ def choose_config(
     if data is None and not (saved or file or preset):
         raise InputError("say what to train on: --data folder:DIR, or --data synthetic to try it out")
     config = load_config(saved or file or preset or ("tiny" if data and takes(data, "seed") else photographs))
+    own = _own_settings(file, config)
     if system is not None:
         config = apply_system(config, system)
+        kept = flat(config)
+        if lost := [path for path, value in own.items() if kept.get(path) != value]:
+            raise InputError(f"{file}: {lost[0]} is not for the system {system}; remove it, or leave --system out")
     short = {
         ("run" if name == "epochs" else "data") + f".{name}": str(value) if isinstance(value, Path) else value
         for name, value in {"spec": data, **shortcuts}.items()
         if value is not None
     }
-    return override(override(config, short), settings)
+    return override(config, {**own, **short, **by_path(settings)})
+
+
+def _own_settings(file: str | Path | TrainConfig | None, config: TrainConfig) -> dict[str, Any]:
+    """What a user's file sets beyond its preset; without nulls, and the length, of which the last setting counts."""
+    if not isinstance(file, str | Path) or str(file) in preset_names():
+        return {}
+    values = yaml.safe_load(Path(file).read_text(encoding="utf-8")) or {}
+    preset = flat(load_config(values.pop(PRESET, DEFAULTS)))
+    stated = {*flat(values), *(f"{path}.{KIND}" for path in flat(values))} - {"run.epochs", "run.steps"}
+    return {
+        path: value for path, value in flat(config).items() if path in stated and value not in (None, preset.get(path))
+    }
 
 
 def save_config(config: TrainConfig, path: str | Path) -> Path:
@@ -455,9 +475,9 @@ def _lines(name: str, value: Any, hint: Any, text: str, indent: str) -> Iterator
     width = COMMENT_WIDTH - len(indent)
     yield from (f"{indent}# {line}" for line in textwrap.wrap(text, width, break_on_hyphens=False))
     group = component_group(hint)
+    make: Any
     if dataclasses.is_dataclass(value):
-        make: Any = type(value)
-        values = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        make, values = type(value), dict(vars(value))
     elif group and value is not None:
         make, values = find(group, value[KIND]), dict(value)
     else:
@@ -468,6 +488,5 @@ def _lines(name: str, value: Any, hint: Any, text: str, indent: str) -> Iterator
     indent += "  "
     if group:
         yield f"{indent}{KIND}: {values.pop(KIND)}  # {', '.join(kinds(group))}"
-    known, texts = options(make), help_texts(make)
     for key, item in values.items():
-        yield from _lines(key, item, known[key].type, texts.get(key, ""), indent)
+        yield from _lines(key, item, options(make)[key].type, options(make)[key].help, indent)

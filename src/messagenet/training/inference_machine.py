@@ -34,7 +34,7 @@ from messagenet.losses.cross_entropy import batch_features, cross_entropy_sum, s
 from messagenet.models import SegmentationModel
 from messagenet.models.base import ignore_padding
 from messagenet.models.inference_machine import InferenceMachine, LogisticPredictor
-from messagenet.settings import register
+from messagenet.settings import at_least, register
 from messagenet.training.batches import Plan
 from messagenet.training.build import build_model
 from messagenet.training.config import TrainConfig, save_config
@@ -102,8 +102,7 @@ def train_dagger(
     """Fits a tied predictor to the messages of all rounds; keeps the best on `held_out`, returns every round's loss."""
     if not machine.tied:
         raise InputError("DAgger fits one predictor for all iterations; build the machine with tied=True")
-    if rounds < 1:
-        raise InputError(f"rounds is {rounds}; give at least 1")
+    at_least(1, rounds=rounds)
     held_out = batches if held_out is None else held_out
     _check_repeatable(batches)
     _check_repeatable(held_out)

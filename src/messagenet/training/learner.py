@@ -20,7 +20,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 from accelerate import Accelerator  # type: ignore[import-untyped]
@@ -62,9 +62,6 @@ def poly_factor(step: int, total: int, warmup: int = 0, power: float = 0.9) -> f
     return float((1 - (step - warmup) / (total - warmup)) ** power)
 
 
-Net = TypeVar("Net", bound=nn.Module)
-
-
 def decay_at(step: int, decay: float) -> float:
     """d_t.
 
@@ -74,10 +71,10 @@ def decay_at(step: int, decay: float) -> float:
     return min(decay, (1 + step) / (10 + step))
 
 
-class ModelAverage(Generic[Net]):
+class ModelAverage:
     """The averaged copy of a network, in evaluation mode and without gradients."""
 
-    def __init__(self, model: Net, decay: float) -> None:
+    def __init__(self, model: SegmentationModel, decay: float) -> None:
         self.decay = decay
         self.model = copy.deepcopy(model).eval().requires_grad_(False)
         self._source = model

@@ -19,7 +19,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from messagenet.errors import InputError
+from messagenet.errors import InputError, some
 
 IMAGENET_STD = (0.229, 0.224, 0.225)  # of red, green and blue in 0..1
 
@@ -54,9 +54,6 @@ def positive_integer(option: str, value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise InputError(f"{option} must be a whole number above zero, not {value!r}")
     return value
-
-
-_NAMES_SHOWN = 3
 
 
 def read_state_dict(path: str | Path) -> dict[str, Tensor]:
@@ -118,14 +115,8 @@ def fill(
         if theirs in source and source[theirs].shape != own[ours].shape
     ]
     problems = (("missing", missing), ("unknown", unknown), ("wrong shape", misshapen))
-    found = [f"{problem} {_shortened(culprits)}" for problem, culprits in problems if culprits]
+    found = [f"{problem} {some(culprits)}" for problem, culprits in problems if culprits]
     if found:
         raise InputError(f"the weights of {origin} do not fit {type(module).__name__}: {'; '.join(found)}")
     module.load_state_dict({ours: source[theirs] for ours, theirs in names.items()}, strict=False)
     return [name for name, _ in module.named_parameters() if name not in names]
-
-
-def _shortened(names: Sequence[str]) -> str:
-    shown = ", ".join(names[:_NAMES_SHOWN])
-    rest = len(names) - _NAMES_SHOWN
-    return f"{shown} and {rest} more" if rest > 0 else shown
