@@ -225,13 +225,13 @@ def test_systems_can_be_chosen_without_val(tmp_path: Path, cheap: list[Path], mo
     monkeypatch.setattr(comparison, "tune", spy_tune)
     monkeypatch.setattr(comparison, "score", spy_score)
     sets = DataSets(SyntheticScenes(6, size=32), None)
-    (found,) = compare(["unary"], small(), [0], tmp_path, held_out=3, score_on="held_out", data=sets)
+    (found,) = compare(["context_crf"], small(), [0], tmp_path, held_out=3, score_on="held_out", data=sets)
     assert seen == {"tuned": {"train-00000", "train-00004"}, "scored": {"train-00002"}}
     assert found.negative_log_likelihood is not None
     with pytest.raises(InputError, match="scored with other options"):
-        compare(["unary"], small(), [0], tmp_path, held_out=3, data=scenes())
+        compare(["context_crf"], small(), [0], tmp_path, held_out=3, data=scenes())
     with pytest.raises(InputError, match="hold out at least 2"):
-        compare(["unary"], small(), [0], tmp_path, held_out=1, score_on="held_out", data=sets)
+        compare(["context_crf"], small(), [0], tmp_path, held_out=1, score_on="held_out", data=sets)
 
 
 def test_systems_finished_earlier_stay_in_the_table(tmp_path: Path, cheap: list[Path]) -> None:

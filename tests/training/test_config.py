@@ -218,7 +218,7 @@ def test_epochs_replace_the_steps_of_a_preset() -> None:
         ("optimiser.lr=-1", "optimiser: lr is -1.0; give at least 0"),
         ("optimiser={kind: sgd, momentum: 1}", "optimiser: momentum is 1.0; give a number from 0 to below 1"),
         ("augment.scales=[1, x]", "augment.scales is [1, 'x']; give a list, each a number"),
-        ("augment.crop=[1, 2, 3]", "augment.crop is [1, 2, 3]; give a list of 2"),
+        ("augment.crop=[1, 2, 3]", "augment.crop is [1, 2, 3]; give a whole number or a list of 2"),
         ("model.head.relations=[abve:0.4]", 'has the shape "abve": did you mean "above"?'),
         ("model=3", "model is 3; give settings as name: value"),
         ("run.cache_variants=2", "run: cache_variants is for cached features; set run.cache_features=true"),
