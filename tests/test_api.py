@@ -48,9 +48,7 @@ def test_a_predictor_with_options_is_taken_as_it_is():
 def test_images_in_memory_are_for_a_predictor(tmp_path):
     image = np.zeros((8, 8, 3), np.uint8)
     for given in (Image.fromarray(image), image, torch.zeros(3, 8, 8), [image]):
-        with pytest.raises(
-            mn.InputError, match=r"is not a file; .* mn\.Predictor\(model\)\.labels\(image\)$"
-        ) as error:
+        with pytest.raises(mn.InputError, match=r"is not a file; .* mn\.Predictor\(model\)\.labels\(image\)$") as error:
             mn.predict(given, predictor(), tmp_path / "out")
         assert "\n" not in str(error.value)
     assert not (tmp_path / "out").exists()
