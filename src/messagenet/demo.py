@@ -6,6 +6,7 @@ classifies every node alone, the other also sends messages over the paper's thre
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -91,8 +92,5 @@ def draw_sheet(predictors: dict[str, Predictor], scenes: SyntheticScenes, path: 
 
 
 def _free_folder(folder: Path) -> Path:
-    count, free = 1, folder
-    while free.exists():
-        count += 1
-        free = folder.with_name(f"{folder.name}-{count}")
-    return free
+    others = (folder.with_name(f"{folder.name}-{count}") for count in itertools.count(2))
+    return next(free for free in itertools.chain([folder], others) if not free.exists())

@@ -207,9 +207,7 @@ def component(group: str, spec: str | Spec, base: Spec | None = None, path: str 
         before = {} if base[KIND] == kind else options(find(group, base[KIND], path))
         changed = (n for n, v in base.items() if n not in before or v != plain(before[n].default))
         values |= {name: base[name] for name in changed if name in known}
-    for name, value in given.items():
-        if name == KIND:
-            continue
+    for name, value in ((name, value) for name, value in given.items() if name != KIND):
         if name not in known:
             others = [each for each in kinds(group) if name in options(find(group, each))]
             hint = f"it is one of {', '.join(others)}" if others else nearest(str(name), known)
@@ -233,24 +231,24 @@ def build(group: str, spec: str | Spec, *, path: str = "", **given: Any) -> Any:
     return built
 
 
-def merge(base: T, values: Mapping[str, Any], path: str = "", root: Any = None) -> T:
+def merge(base: T, values: Mapping[str, Any], path: str = "", root: tuple[Any, Spec] | None = None) -> T:
     """A dataclass of settings with some of them replaced; sections and components keep what `values` does not name.
 
-    A class may drop in `adapt(values)` what does not fit the values, before they are applied. `base` is part of `root`.
+    A class may drop in `adapt(values)` what does not fit the values, before they are applied. `root`: all of both.
     """
     if not isinstance(values, Mapping):
         raise InputError(f"{path or 'the configuration'} is {values!r}; give settings as name: value")
-    known = options(type(base))
+    known, root = options(type(base)), root or (base, values)
     base = base.adapt(values) if hasattr(base, "adapt") else base
     changes: dict[str, Any] = {}
     for key, value in values.items():
         full = f"{path}.{key}" if path else str(key)
         if key not in known:
             asked = next(iter(flat(value, full)))
-            raise InputError(f'there is no setting "{asked}": {_suggestion(root or base, asked, known)}')
+            raise InputError(f'there is no setting "{asked}": {_suggestion(root, asked, known)}')
         current = getattr(base, key)
         if dataclasses.is_dataclass(current):
-            changes[key] = merge(current, {} if value is None else value, full, root or base)
+            changes[key] = merge(current, {} if value is None else value, full, root)
         elif (group := component_group(known[key].type)) and value is not None:
             changes[key] = component(group, value, current, full)
         else:
@@ -318,17 +316,23 @@ def flat(value: Any, path: str = "") -> dict[str, Any]:
     return {full: each for found in inner for full, each in found.items()}
 
 
-def _suggestion(root: Any, asked: str, names: Iterable[str]) -> str:
+def _suggestion(root: tuple[Any, Spec], asked: str, names: Iterable[str]) -> str:
     """The setting that was probably meant: the nearest path among those that end with the nearest name."""
-    paths, current = _every_setting(root), flat(root)
+    paths, chosen = _every_setting(root[0]), {**flat(root[0]), **flat(root[1])}
+
+    def lacks(path: str) -> str:
+        """The kinds that have an option, if the chosen one has not."""
+        slot = path.rpartition(".")[0]
+        has = not paths[path] or (chosen.get(slot) or chosen.get(f"{slot}.{KIND}")) in paths[path]
+        return "" if has else f", of the {slot.rpartition('.')[2]} {' or '.join(paths[path])}"
+
     near = difflib.get_close_matches(asked.rpartition(".")[2], {path.rpartition(".")[2] for path in paths}, n=1)
     if not near:
         return nearest("", names)
     same = [path for path in paths if path.rpartition(".")[2] == near[0]]
-    same = [path for path in same if path in current] or same
+    same = [path for path in same if not lacks(path)] or same
     (path,) = difflib.get_close_matches(asked, same, n=1, cutoff=0)
-    having = "" if path in current or not paths[path] else f", of the {path.split('.')[-2]} {' or '.join(paths[path])}"
-    return f'did you mean "{path}"{having}?'
+    return f'did you mean "{path}"{lacks(path)}?'
 
 
 def _every_setting(section: Any, path: str = "") -> dict[str, list[str]]:

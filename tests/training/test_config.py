@@ -257,8 +257,9 @@ def test_mistakes_are_named(line: str, said: str) -> None:
 def test_an_option_of_another_kind_is_named_with_the_kinds_that_have_it() -> None:
     said = r'"model\.iterations": did you mean "model\.head\.iterations", of the head .*message.*\?$'
     fcn8s = override(TrainConfig(), ["model.head=fcn8s"])
-    with pytest.raises(InputError, match=said):
-        override(fcn8s, ["model.iterations=2"])
+    for base, lines in ((fcn8s, []), (TrainConfig(), ["model.head=fcn8s"]), (TrainConfig(), ["model.head.kind=fcn8s"])):
+        with pytest.raises(InputError, match=said):
+            override(base, [*lines, "model.iterations=2"])
     with pytest.raises(InputError, match=r'"model\.iterations": did you mean "model\.head\.iterations"\?$'):
         override(TrainConfig(), ["model.iterations=2"])
 

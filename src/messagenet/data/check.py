@@ -20,7 +20,7 @@ from messagenet.data.dataset import DataIssue, PairedFiles, SegmentationData, Un
 from messagenet.data.folder import FolderData
 from messagenet.data.images import read_image
 from messagenet.data.open import open_data
-from messagenet.errors import InputError
+from messagenet.errors import InputError, some
 
 Progress = Callable[[int, int], None]
 _Result = TypeVar("_Result")
@@ -160,8 +160,7 @@ def _check_sample(data: SegmentationData, index: int, report: CheckReport) -> No
 def _notes(report: CheckReport) -> list[str]:
     notes = []
     if listed := [f"{label} in {_count(count, 'mask')}" for label, count in sorted(report.unknown_ids.items())]:
-        more = f" and {len(listed) - MAX_IDS} more" if len(listed) > MAX_IDS else ""
-        notes.append(f"ids of no class: {', '.join(listed[:MAX_IDS])}{more}")
+        notes.append(f"ids of no class: {some(listed, MAX_IDS)}")
     if not report.labelled:
         return [*notes, "no mask can be used: the images can be predicted, not scored or trained on"]
     absent = [name for name, images in zip(report.classes.names, report.images, strict=True) if images == 0]

@@ -76,8 +76,7 @@ class ModelConfig:
 
     def adapt(self, values: Mapping[str, Any]) -> ModelConfig:
         """Drops what a new head does not take: a neck, separate features."""
-        kind = _given(values, "head", KIND)
-        if not kind:
+        if not (kind := _given(values, "head", KIND)):
             return self
         neck = self.neck if _trait(kind, "takes_neck") else None
         separate = self.separate_features and _trait(kind, "feature_names") is not None

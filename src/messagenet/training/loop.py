@@ -27,7 +27,7 @@ from accelerate import Accelerator  # type: ignore[import-untyped]
 from torch import Tensor, nn
 
 from messagenet.data import Batch, SegmentationData, Subset, balanced_indices, collate
-from messagenet.errors import InputError
+from messagenet.errors import InputError, some
 from messagenet.settings import find, register
 from messagenet.training.batches import AugmentedData, Plan, RepeatedData, default_workers, make_loader
 from messagenet.training.build import DataSets, build_model, check_reach, check_training_data, open_sets
@@ -134,9 +134,8 @@ class NaNGuard:
             raise self._error("a weight became infinite or NaN", *self._last)
 
     def _error(self, what: str, step: int, ids: Sequence[str]) -> InputError:
-        more = f" and {len(ids) - MAX_IDS_SHOWN} more" if len(ids) > MAX_IDS_SHOWN else ""
         return InputError(
-            f"{what} in step {step + 1} with optimiser.lr = {self.lr:g}, on {', '.join(ids[:MAX_IDS_SHOWN])}{more}; "
+            f"{what} in step {step + 1} with optimiser.lr = {self.lr:g}, on {some(ids, MAX_IDS_SHOWN)}; "
             f"try a lower rate, such as {self.lr / 10:g}, or look at these images (nothing was overwritten)"
         )
 
