@@ -105,7 +105,7 @@ def test_a_file_that_becomes_a_link_out_of_the_folder_is_gone(folder):
 def test_a_folder_without_images(tmp_path):
     with pytest.raises(InputError, match="no images in"):
         folder_samples(tmp_path)
-    with pytest.raises(InputError, match="is no folder; give a folder of images with --samples"):
+    with pytest.raises(InputError, match="is not a folder; give a folder of images with --samples"):
         folder_samples(tmp_path / "nowhere")
 
 
