@@ -416,6 +416,8 @@ class TestMerge:
             "inner": {"rate": 2},
         }
         assert nested({"a.b": 1, "a": 2}) == {"a": 2}
+        assert nested({"a.b.c": 1, "a": {"b": {"d": 2}}}) == {"a": {"b": {"c": 1, "d": 2}}}
+        assert nested({"a.b.c": 1, "a": {"b": "kind"}}) == {"a": {"b": {"c": 1, "kind": "kind"}}}
         merged = merge(Outer(), nested({"thing.kind": "derived", "thing.extra": 1, "inner.steps": 3}))
         assert merged.thing == component("thing", {"kind": "derived", "extra": 1.0})
         assert merged.inner.epochs is None

@@ -268,7 +268,7 @@ def plain(value: Any) -> Any:
     """A value as dictionaries, lists and scalars; a class may define its own form in `to_setting`."""
     if hasattr(value, "to_setting"):
         return value.to_setting()
-    if getattr(value, "shape", None) == ():  # a number of NumPy
+    if getattr(value, "shape", None) == ():  # a NumPy scalar
         return value.item()
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
@@ -296,11 +296,17 @@ def nested(values: Mapping[str, Any]) -> dict[str, Any]:
             if not isinstance(inner, dict):
                 raise InputError(f'"{path}" goes into {each}, which another setting has replaced by {inner!r}')
             section = inner
-        before = section.get(name)
-        if isinstance(before, dict) and isinstance(value, str | dict):  # a later kind keeps what was set before
-            value = {**before, **({KIND: value} if isinstance(value, str) else value)}
-        section[name] = value
+        section[name] = _over(section.get(name), value)
     return found
+
+
+def _over(before: Any, value: Any) -> Any:
+    """A later value over an earlier one; a later kind keeps what was set before."""
+    if isinstance(before, dict) and isinstance(value, str):
+        return {**before, KIND: value}
+    if isinstance(before, dict) and isinstance(value, dict):
+        return {**before, **{name: _over(before.get(name), each) for name, each in value.items()}}
+    return value
 
 
 def flat(value: Any, path: str = "") -> dict[str, Any]:
@@ -367,7 +373,7 @@ def convert(value: Any, hint: Any, path: str) -> Any:
 
 def _converted(value: Any, hint: Any) -> Any:
     origin, arguments = get_origin(hint), get_args(hint)
-    if getattr(value, "shape", None) == ():  # a number of NumPy
+    if getattr(value, "shape", None) == ():  # a NumPy scalar
         value = value.item()
     if hint is Any:
         return value

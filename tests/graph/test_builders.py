@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from messagenet.errors import InputError
 from messagenet.graph.builders import chain_graph, grid_factor_graph, tree_graph
@@ -23,6 +24,8 @@ def test_tree_and_forest():
     assert edges(tree_graph([1, -1], [2, 2])) == [(1, 0)]
     with pytest.raises(InputError, match="lead back"):
         tree_graph([2, 0, 1], [2, 2, 2])
+    with pytest.raises(InputError, match="lead back"):
+        tree_graph(torch.tensor([1, 0]), [2, 2])
     with pytest.raises(InputError, match="parent 5 does not exist"):
         tree_graph([-1, 5], [2, 2])
     with pytest.raises(InputError, match="one"):

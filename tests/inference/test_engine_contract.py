@@ -381,6 +381,11 @@ class TestEveryEngine:
             with pytest.raises(InputError, match=r"variable \d has no possible state"):
                 case.engine.run(graph, potentials)
 
+    def test_impossible_evidence_is_refused(self, case):
+        unary = torch.tensor([[0.0, -INF], [0.0, 0.0]])
+        with pytest.raises(InputError, match=r"no possible state|probability zero"):
+            case.engine.run(chain_graph([2, 2]), [unary, torch.zeros(1, 2, 2)], evidence={0: 1})
+
     def test_a_graph_is_no_setting(self, case):
         kind = type(case.engine)
         with pytest.raises(InputError, match=rf"write {kind.__name__}\(\)\.run\(graph, potentials\)"):

@@ -173,8 +173,9 @@ def test_grid_and_graph_give_the_same_numbers_and_gradients(relations, options):
 
 def test_other_heads_and_nodes_name_the_fix():
     head, features = MessagePassing(4, 3, [four_neighbours()], hidden=8), torch.zeros(1, 4, 5, 6)
-    for node in (5, (1,), (1, 2, 3)):
-        with pytest.raises(InputError, match="give a row and column inside it, counted from 0"):
+    for node in (5, (1,), (1, 2, 3), (1.5, 2), ("a", "b")):
+        with pytest.raises(InputError, match="give a row and a column"):
             received_messages(head, features, node=node)
+    assert len(received_messages(head, features, torch.tensor([1, 2]))) == 5
     with pytest.raises(InputError, match=r"the head is a Conv2d; give a MessagePassing, such as model\.head"):
         received_messages(torch.nn.Conv2d(4, 3, 1), features, (0, 0))

@@ -321,6 +321,13 @@ def test_few_of_few_images_are_held_out(
     assert asked == [expected]
 
 
+def test_other_data_and_images_to_score_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="the data are a list; give text such as folder:street"):
+        compare(["unary"], small(), [0], tmp_path, data=[])  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="score_on is 'validation'"):
+        compare(["unary"], small(), [0], tmp_path, score_on="validation", data=scenes())  # type: ignore[arg-type]
+
+
 def test_systems_of_ones_own_by_their_settings() -> None:
     (system,) = find_systems({"mine": ["model.head.hidden=4"]})
     assert system.apply(small()).model.head["hidden"] == 4

@@ -58,6 +58,7 @@ def test_a_neck_is_taken_over_with_the_backbone_if_it_is_the_same(tmp_path: Path
         "model.backbone": "tiny",
         "model.pretrained": str(tmp_path),
         "model.neck.filters": 2 if same else 1,
+        "model.neck.dropout": 0.3,  # has no weights
         "model.head.hidden": 8,
         "run.seed": 1,
     }

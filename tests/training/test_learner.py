@@ -9,9 +9,13 @@ from hypothesis import strategies as st
 from torch import nn
 
 from messagenet.data import Batch, SyntheticScenes, collate
+from messagenet.data.classes import numbered_classes
 from messagenet.losses import CrossEntropy, marginal_cross_entropy
 from messagenet.models import MessageNet
-from messagenet.training.learner import ModelAverage, TrainStep, decay_at, poly_factor
+from messagenet.training import load_config, override
+from messagenet.training.build import build_model
+from messagenet.training.distributed import start_processes
+from messagenet.training.learner import Learner, ModelAverage, TrainStep, decay_at, poly_factor
 
 LOSSES = [CrossEntropy(), CrossEntropy(cell_label="majority", label_smoothing=0.1), CrossEntropy(resolution="pixels")]
 
@@ -97,6 +101,15 @@ def test_the_recurrence() -> None:
         torch.testing.assert_close(values, expected[name], rtol=1e-12, atol=1e-12)
     assert not average.model.training
     assert not any(parameter.requires_grad for parameter in average.model.parameters())
+
+
+def test_frozen_norms_are_those_with_weights() -> None:
+    settings = {"run.norm": "frozen", "model.backbone": "tiny", "model.neck": {"width": 4, "normalise": True}}
+    config = override(load_config("tiny"), settings)
+    learner = Learner(config, build_model(config, numbered_classes(3)), start_processes(), 10)
+    learner.train_mode()
+    norms = {name: module.training for name, module in learner.model.neck.named_modules() if "norm" in name}
+    assert norms == {"normalise": True, "project.norm": False}
 
 
 def test_frozen_parameters_are_left_alone() -> None:

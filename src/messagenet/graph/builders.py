@@ -42,6 +42,7 @@ def tree_graph(parents: Sequence[int], cardinalities: Sequence[int] | Tensor) ->
     """
     if len(parents) != len(cardinalities):
         raise InputError(f"{len(parents)} parents were given for {len(cardinalities)} variables; give one each")
+    parents = [int(parent) for parent in parents]
     _check_forest(parents)
     edges = [(parent, child) for child, parent in enumerate(parents) if parent >= 0]
     pairs = torch.tensor(edges, dtype=torch.long).reshape(-1, 2)

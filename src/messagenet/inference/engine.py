@@ -23,6 +23,8 @@ from messagenet.errors import InputError, nearest
 from messagenet.graph.factor_graph import FactorGraph, FactorGroup, Potentials, check_dtypes
 from messagenet.inference.log_math import INF
 
+IMPOSSIBLE = "every joint state has probability zero: potentials (or the evidence) contradict each other"
+
 
 @dataclass(frozen=True, eq=False)
 class Result:
@@ -323,7 +325,9 @@ def _check_values(group: FactorGroup, table: Tensor) -> bool:
         bad = (table.isnan() | (table == INF)).nonzero()[0]
         factor = int(group.factor_ids[int(bad[table.ndim - group.order - 1])])
         raise InputError(f"factor {factor}: log-potential {high} is not finite; only -inf (probability 0) may be")
-    if low == -INF and group.order:
+    if low == -INF and not group.order:
+        raise InputError(IMPOSSIBLE)
+    if low == -INF:
         impossible = (table.flatten(-group.order) == -INF).all(-1).nonzero()[:, -1]
         refuse_impossible(group.scopes[impossible, 0])
     return low == -INF

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from messagenet.errors import InputError
 from messagenet.graph.factor_graph import FactorGraph, Potentials
-from messagenet.inference.engine import Problem, Result, align, check_settings
+from messagenet.inference.engine import IMPOSSIBLE, Problem, Result, align, check_settings
 from messagenet.inference.evidence import ConditionalEngine, possible_states, restrict
 from messagenet.inference.log_math import INF, add_fresh, exp_fresh, log_normalise, logsumexp, peak, subtract
 from messagenet.settings import register
@@ -386,9 +386,7 @@ class Exact(ConditionalEngine):
         messages = tree.collect(ref)
         log_z = tree.log_z(messages) + problem.constant()
         if bool((log_z == -INF).any()):
-            raise InputError(
-                "every joint state has probability zero: potentials (or the evidence) contradict each other"
-            )
+            raise InputError(IMPOSSIBLE)
         variables, factors = tree.distribute(messages, ref)
         scale = self.temperature if self.temperature > 0 else 1.0
 

@@ -225,13 +225,7 @@ def by_position(rows: Tensor, graph: FactorGraph) -> list[list[Tensor]]:
     """Rows cut by group and position, each (factors, ..., states); none for groups of order below two."""
     sizes = [len(group) for group in graph.groups if group.order >= 2 for _ in group.shape]
     parts = iter(rows.split(sizes))
-    return [
-        [] if group.order < 2 else [_narrow(next(parts), states) for states in group.shape] for group in graph.groups
-    ]
-
-
-def _narrow(rows: Tensor, states: int) -> Tensor:
-    return rows if rows.shape[-1] == states else rows[..., :states]
+    return [[] if group.order < 2 else [next(parts)[..., :states] for states in group.shape] for group in graph.groups]
 
 
 def widen(rows: Tensor, states: int) -> Tensor:

@@ -136,7 +136,7 @@ class MessagePassing(IterativeHead[GridContext]):
             raise InputError(f"num_classes is {num_classes!r}; give a whole number, at least 2 classes")
         if isinstance(relations, str | Relation):
             raise InputError("relations must be a list such as [surrounding(0.4), above(0.4), below(0.4)]")
-        self.relations = GridGraph(1, 1, convert(relations, Sequence[Relation], "relations")).relations
+        self.relations = GridGraph(1, 1, convert(tuple(relations), Sequence[Relation], "relations")).relations
         for relation in self.relations:
             if hasattr(nn.ModuleDict(), relation.name):
                 raise InputError(f"relation name {relation.name!r} is a method of torch modules; choose another")

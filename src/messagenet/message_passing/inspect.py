@@ -11,6 +11,7 @@ are evaluated edge by edge, straight from the estimators: an independent check o
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -70,7 +71,11 @@ def received_messages(
     one = {name: values[image : image + 1] for name, values in by_type.items()}
     mask = None if mask is None else mask[image : image + 1]
     ((_, context),) = split_by_size(one, mask, head.relations)
-    if not (isinstance(node, Sequence) and len(node) == 2 and context.graph.contains(node) and exists(context, node)):
+    try:
+        row, column = node = tuple(operator.index(each) for each in node)  # type: ignore[assignment]
+    except (TypeError, ValueError):
+        raise InputError(f"node is {node!r}; give a row and a column") from None
+    if not (context.graph.contains((row, column)) and exists(context, node)):
         raise InputError(
             f"node {node} is outside the image's map of {context.graph.height}×{context.graph.width} nodes; "
             "give a row and column inside it, counted from 0"

@@ -215,7 +215,7 @@ class PairwisePotentials(nn.Module):
         if neighbours not in get_args(Neighbours):
             raise InputError(f"unknown neighbours {neighbours!r}; {nearest(neighbours, get_args(Neighbours))}")
         self.num_classes = num_classes
-        given = convert(relations, Sequence[Relation], "relations")
+        given = convert(tuple(relations), Sequence[Relation], "relations")
         self.relations = paired_relations(GridGraph(1, 1, given).relations)
         self.neighbours = neighbours
         self.networks = nn.ModuleList(MessageEstimator(in_channels, hidden, num_classes**2) for _ in self.relations)

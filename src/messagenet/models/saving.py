@@ -156,7 +156,7 @@ def _load_weights(model: SegmentationModel, path: Path) -> None:
             f"{path.parent} was saved with a neck of its owner's; pass it: from_pretrained(folder, neck=...)"
         )
     if unknown := sorted(set(state) - set(own)):
-        raise InputError(f"{path} holds parameters that the model has not: {some(unknown)}; wrong {CONFIG}?")
+        raise InputError(f"{path} holds parameters that the model does not have: {some(unknown)}; wrong {CONFIG}?")
     if missing := sorted(set(own) - set(state)):
         raise InputError(f"{path} lacks parameters of the model: {some(missing)}; wrong {CONFIG}?")
     for name, values in state.items():

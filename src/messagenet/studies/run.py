@@ -29,7 +29,7 @@ from messagenet.models import SegmentationModel
 from messagenet.models.base import head_trait
 from messagenet.models.controls import parameter_count
 from messagenet.prediction import PredictOptions, Predictor, score
-from messagenet.settings import KIND
+from messagenet.settings import KIND, convert
 from messagenet.studies.cost import BackboneUse, Cost, component_modules, measure_in_subprocess
 from messagenet.studies.study import ScoredOn, Study
 from messagenet.studies.tables import (
@@ -86,7 +86,11 @@ def compare(
     """
     found, out, callback = find_systems(systems), Path(out), callback or StudyCallback()
     options, named = options or PredictOptions(), str(data) if isinstance(data, str | Path) else None
-    config = choose_config(data=named, file=config, photographs="fast")
+    if data is not None and not isinstance(data, str | Path | DataSets):
+        raise InputError(f"the data are a {type(data).__name__}; give text such as folder:street")
+    convert(score_on, ScoredOn, "score_on")
+    own = "fast" if isinstance(data, DataSets) else None
+    config = choose_config(data=named, file=config or own, photographs="fast")
     if not seeds or len(set(seeds)) < len(seeds):
         raise InputError(f"seeds are {list(seeds)}; give one or more, each once")
     pairs = [(_name_of(found, base), _name_of(found, other)) for base, other in contrasts]

@@ -300,9 +300,9 @@ def iou_plot(results: Sequence[RunResult]) -> Figure:
     found = table_rows(results)
     figure, axes = new_figure(6.4, 1.0 + 0.3 * len(found))
     for position, row in enumerate(found):
-        spread = 100 * (row.measures["mean_iou"][1] or 0)
+        spread = row.measures["mean_iou"][1]
         style: dict[str, Any] = {"color": _colour(row), "markersize": 8, "capsize": 3}
-        axes.errorbar(100 * row.mean_iou, position, xerr=spread, fmt="o", **style)
+        axes.errorbar(100 * row.mean_iou, position, xerr=spread and 100 * spread, fmt="o", **style)
         seeds = [100 * result.mean_iou for result in results if result.system == row.system]
         axes.plot(seeds, [position] * len(seeds), ".", color=INK, markersize=3)
     axes.set_yticks(range(len(found)), [escape_dollars(row.label) for row in found])

@@ -140,7 +140,8 @@ def _load_from_model(model: SegmentationModel, folder: Path, config: ModelConfig
         (f"backbones.{key}", backbone, sources.get(key, next(iter(sources.values()))))
         for key, backbone in model.backbones.items()
     ]
-    if trained.neck is not None and model.neck is not None and trained.config["neck"] == model.config["neck"]:
+    ours, theirs = ((each.config["neck"] or {}) | {"dropout": None} for each in (model, trained))  # it has no weights
+    if trained.neck is not None and model.neck is not None and ours == theirs:
         parts.append(("neck", model.neck, trained.neck))
     for _, own, source in parts:
         _fill(own, source.state_dict(), folder)
@@ -166,7 +167,7 @@ def _first_difference(model: SegmentationModel, trained: SegmentationModel) -> s
     ours, theirs = (
         flat({name: value for name, value in each.config.items() if name != "backbone"}) for each in (model, trained)
     )
-    free = {f"head.{name}" for name in head_trait(model.head, "tunable")}
+    free = {"neck.dropout", *(f"head.{name}" for name in head_trait(model.head, "tunable"))}
     for name in {**theirs, **ours}:  # a kind comes before its options
         if name not in free and ours.get(name) != theirs.get(name):
             return f"{name} is {theirs.get(name)} there and {ours.get(name)} here"

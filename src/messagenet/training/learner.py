@@ -146,7 +146,7 @@ class Learner:
             self.model.backbones.eval()
         if self.config.run.norm == "frozen":
             for module in self.model.modules():
-                if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.affine:  # a neck still standardises
                     module.eval()
 
     def zeros(self, count: int) -> Tensor:

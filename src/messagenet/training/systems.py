@@ -101,7 +101,7 @@ SYSTEMS: dict[str, System] = {
 def find_system(name: str) -> System:
     """The system of this name."""
     if not isinstance(name, str):
-        raise InputError(f'a system is a name such as "message", not a {type(name).__name__}; train builds the model')
+        raise InputError(f'a system is a name such as "message", not a {type(name).__name__}: train builds the model')
     if name not in SYSTEMS:
         raise InputError(f'there is no system "{name}"; {nearest(name, SYSTEMS)}')
     return SYSTEMS[name]
