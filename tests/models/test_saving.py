@@ -196,7 +196,7 @@ def test_wrong_files_are_refused_by_name(tmp_path):
             SegmentationModel.from_pretrained(folder)
 
     change_weights(folder, lambda state: state.update(extra=torch.zeros(1)))
-    refused("has not: extra")
+    refused("does not have: extra")
     change_weights(folder, lambda state: (state.pop("extra"), state.update({name: torch.zeros(2, 3)})))
     refused(rf"{name} has shape \(2, 3\), the model needs \(8, 32\)")
     change_weights(folder, lambda state: state.pop(name))
