@@ -68,23 +68,26 @@ def test_backends_equal_the_definition(offsets, shape, seed, gated):
         torch.testing.assert_close(value, right)
 
 
-@pytest.mark.parametrize("tensors", [2, 3])
-@pytest.mark.parametrize(
-    ("relation", "shape"),
-    [(surrounding(cells=5), (1, 9, 9, 16)), (above(cells=3), (2, 7, 11, 16)), (below(cells=2), (1, 8, 5, 16))],
-    ids=["surrounding", "above", "below"],
-)
-def test_compiled_backend_gives_the_same_values(relation, shape, tensors):
+@pytest.mark.parametrize("gated", [False, True], ids=["plain", "gated"])
+def test_compiled_backend_gives_the_same_values(gated):
     torch.manual_seed(0)
-    offsets = relation.offsets_on(*shape[1:3])
-    weights, *inputs = (torch.randn(shape) for _ in range(1 + tensors))
-    for values in inputs:
-        values.requires_grad_()
-    expected = sums(inputs, offsets, weights)
-    with use_backend("windowed"), warnings.catch_warnings():
-        warnings.simplefilter("error", RuntimeWarning)  # a failure to compile would fall back to the loop
-        for value, right in zip(sums(inputs, offsets, weights), expected, strict=True):
-            torch.testing.assert_close(value, right, rtol=1e-4, atol=1e-4)
+    graphs = torch._dynamo.utils.counters["stats"]
+    before = graphs["unique_graphs"]
+    for relation, shape in (
+        (below(cells=2), (4, 8, 5, 16)),  # no two sizes equal, for which torch would compile another graph
+        (above(cells=3), (2, 7, 11, 16)),
+        (surrounding(cells=5), (3, 9, 9, 16)),
+    ):
+        offsets = relation.offsets_on(*shape[1:3])
+        weights, *inputs = (torch.randn(shape) for _ in range(4 if gated else 3))
+        for values in inputs:
+            values.requires_grad_()
+        expected = sums(inputs, offsets, weights)
+        with use_backend("windowed"), warnings.catch_warnings():
+            warnings.simplefilter("error", RuntimeWarning)  # a failure to compile would fall back to the loop
+            for value, right in zip(sums(inputs, offsets, weights), expected, strict=True):
+                torch.testing.assert_close(value, right, rtol=1e-4, atol=1e-4)
+    assert graphs["unique_graphs"] - before == 2, "the sum and its gradients are compiled once, whatever the box"
 
 
 def test_masked_senders_add_nothing_and_get_no_gradient():

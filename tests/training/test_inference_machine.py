@@ -236,7 +236,7 @@ def test_large_images_are_reduced_as_in_prediction(
         return forward(self, images)
 
     monkeypatch.setattr(SegmentationModel, "forward_features", record)
-    result = run_training(machine_config(method, tied, "augment.longest_side=32"), tmp_path, data=SCENES)
+    result = run_training(machine_config(method, tied, "augment.longest_side=32", "run.steps=4"), tmp_path, data=SCENES)
     assert seen == {(32, 32)}
     assert SegmentationModel.from_pretrained(result.folder / "best").input.longest_side == 32
 

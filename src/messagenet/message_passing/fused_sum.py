@@ -203,10 +203,10 @@ def _shifted(values: Tensor, box: Bounds, fill: float) -> Tensor:
     top, bottom, left, right = box
     down, across = abs(top) + abs(bottom), abs(left) + abs(right)  # enough on either side, whatever the signs
     padded = functional.pad(values, (0, 0, across, across, down, down), value=fill)
-    height, width = values.shape[1:3]
-    y, x = down + top, across + left
-    padded = padded[:, y : y + height + bottom - top, x : x + width + right - left]
-    return padded.unfold(1, bottom - top + 1, 1).unfold(2, right - left + 1, 1)
+    image, row, column, channel = padded.stride()
+    shape, stride = (*values.shape, bottom - top + 1, right - left + 1), (image, row, column, channel, row, column)
+    # not `unfold`, whose window is a constant to `torch.compile`: every size of box would be compiled anew
+    return padded.as_strided(shape, stride, (down + top) * row + (across + left) * column)
 
 
 def windowed_total(receiver: Tensor, sender: Tensor, gate: Tensor | None, box: Bounds, member: Tensor) -> Tensor:
