@@ -26,7 +26,7 @@ Features = Tensor | Mapping[str, Tensor]
 
 
 def map_size(features: Features) -> tuple[int, int]:
-    """(h, w) of a map, or of the first of several."""
+    """(h, w) of maps or images, or of the first of several maps."""
     first = features if isinstance(features, Tensor) else next(iter(features.values()))
     return first.shape[2], first.shape[3]
 

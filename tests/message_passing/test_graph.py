@@ -60,7 +60,7 @@ def random_scopes(dice: random.Random, kind: FactorType, kind_of: list[str]) -> 
     tied=st.booleans(),
     cavity=st.sampled_from(["factor", "none"]),
     initial=st.sampled_from(["zero", "unary"]),
-    aggregation=st.sampled_from(["sum", "mean", "fixed", "sqrt"]),
+    aggregation=st.sampled_from(["sum", "mean", "fixed"]),
     dependent=st.sampled_from(["sum", "mean", "concat", "gate"]),
     chunk=st.sampled_from([1, 3, None]),
 )

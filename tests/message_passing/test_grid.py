@@ -45,7 +45,7 @@ def heads():
         tied=st.booleans(),
         cavity=st.sampled_from(["factor", "none"]),
         initial=st.sampled_from(["zero", "unary"]),
-        aggregation=st.sampled_from(["sum", "mean", "fixed", "sqrt"]),
+        aggregation=st.sampled_from(["sum", "mean", "fixed"]),
         dependent=st.sampled_from(["sum", "mean", "gate"]),
         in_channels=st.integers(1, 3),
         hidden=st.integers(1, 5),

@@ -32,7 +32,7 @@ def small(**settings) -> MessageNet:
     "settings",
     [
         {},
-        {"iterations": 2, "tied": False, "cavity": "none", "aggregation": "sqrt", "initial": "unary"},
+        {"iterations": 2, "tied": False, "cavity": "none", "aggregation": "mean", "initial": "unary"},
         {"separate_features": True, "dependent": "mean", "backbone": {"kind": "tiny", "width": 6, "stride": 8}},
     ],
 )

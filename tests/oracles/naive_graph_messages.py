@@ -57,7 +57,7 @@ def naive_graph_logits(
             if other == name and nodes[i] == scope[position] and estimator_index(other, nodes, i) == own
         )
         degree = head.factors[name].degree
-        return {"sum": 1.0, "mean": 1 / reaching, "fixed": 1 / degree, "sqrt": degree**-0.5}[head.aggregation]
+        return {"sum": 1.0, "mean": 1 / reaching, "fixed": 1 / degree}[head.aggregation]
 
     def unary(step: int) -> list[Tensor]:
         names = list(head.num_classes)

@@ -68,7 +68,7 @@ def naive_logits(head: MessagePassing, features: Tensor, family: dict[str, str |
         if box[name]:
             return 1.0
         reaching = sum(1 for f in factors if f.sends.get(p) == name)
-        return {"sum": 1.0, "mean": 1 / reaching, "fixed": 1 / size[name], "sqrt": size[name] ** -0.5}[head.aggregation]
+        return {"sum": 1.0, "mean": 1 / reaching, "fixed": 1 / size[name]}[head.aggregation]
 
     messages = {(i, p): zero for i, f in enumerate(factors) for p in f.sends}
     if head.initial == "unary":

@@ -478,3 +478,36 @@ def test_what_is_no_model_names_the_fix(model):
         InputError, match=rf"the model is a {type(model).__name__}; give a SegmentationModel, its folder"
     ):
         Predictor(model)
+
+
+def test_another_number_of_iterations():
+    image = random_image(30, 45)
+    torch.manual_seed(0)
+    net = MessageNet("tiny", 3, hidden=8, iterations=2, initial="unary", dependent="gate").eval()
+    predictor = Predictor(net, PredictOptions(iterations=4))
+    with torch.inference_mode():
+        features = net.forward_features(predictor.as_input(predictor.stack([image])))
+        expected = net.head.run(features, iterations=4).logits
+    torch.testing.assert_close(predictor.node_logits([image]), expected)
+    torch.testing.assert_close(predictor.from_features(features, image.shape[:2]), expected)
+    assert not torch.allclose(Predictor(net).node_logits([image]), expected)
+    assert net.head.iterations == 2
+    assert pickle.loads(pickle.dumps(predictor)).options.iterations == 4
+
+
+@pytest.mark.parametrize(
+    ("model", "iterations", "text"),
+    [
+        (
+            lambda: MessageNet("tiny", 3, hidden=8),
+            2,
+            "this head is for one iteration, not 2; train it with iterations=2",
+        ),
+        (lambda: MessageNet("tiny", 3, hidden=8, iterations=2), 0, "give a whole number, at least 1"),
+        (lambda: MessageNet("tiny", 3, hidden=8, iterations=2, tied=False), 3, "train it with tied=True"),
+        (lambda: SegmentationModel("tiny", 3, "convolution"), 2, "has no iterations of learned messages"),
+    ],
+)
+def test_iterations_that_a_head_cannot_run_are_refused(model, iterations, text):
+    with pytest.raises(InputError, match=text):
+        Predictor(model(), PredictOptions(iterations=iterations))

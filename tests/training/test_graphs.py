@@ -44,11 +44,11 @@ def accuracy(model: GraphMessagePassing) -> float:
     return float((model(unseen.features, unseen.graph).argmax(1) == unseen.labels).float().mean())
 
 
-@pytest.mark.parametrize("supervision", ["last", "every"])
-def test_back_propagation_learns_to_carry(supervision):
+@pytest.mark.parametrize("iteration_weights", [(), [1.0]], ids=["last", "every"])
+def test_back_propagation_learns_to_carry(iteration_weights):
     model = head()
     history = train_through_iterations(
-        model, [example(0), example(1)], FitOptions(epochs=40, learning_rate=0.02), supervision
+        model, [example(0), example(1)], FitOptions(epochs=40, learning_rate=0.02), iteration_weights
     )
     assert history[-1] < 0.3 * history[0]
     assert accuracy(model) == 1
@@ -101,12 +101,19 @@ def test_supervised_loss_is_the_weighted_mean_of_iterations():
     context = one.context(model)
     each = [node_cross_entropy(beliefs.logits, one.labels) for beliefs in model.iterate(context)]
     torch.testing.assert_close(supervised_loss(model, one), each[-1])
-    torch.testing.assert_close(supervised_loss(model, one, "every"), torch.stack(each).mean())
-    weighted = (each[0] + 3 * each[2]) / 4
-    torch.testing.assert_close(supervised_loss(model, one, [1, 0, 3]), weighted)
-    for wrong in ("all", [1, 2], [0, 0, 0], [1, 1, -1]):
-        with pytest.raises(InputError):
+    torch.testing.assert_close(supervised_loss(model, one, [1]), torch.stack(each).mean())
+    weights = [0.5, *[0.0] * (LENGTH - 2)]
+    torch.testing.assert_close(supervised_loss(model, one, weights), (0.5 * each[0] + each[-1]) / 1.5)
+    for wrong in ([1] * LENGTH, [-1]):
+        with pytest.raises(InputError, match="give 2 numbers from 0, or one for all"):
             supervised_loss(model, one, wrong)
+
+
+def test_initial_beliefs_are_supervised_too():
+    model, one = head(initial="unary"), example(0)
+    steps = [node_cross_entropy(beliefs.logits, one.labels) for beliefs in model.all_beliefs(one.context(model))]
+    assert len(steps) == LENGTH + 1
+    torch.testing.assert_close(supervised_loss(model, one, [1]), torch.stack(steps).mean())
 
 
 def test_variables_without_label_and_without_a_class_do_not_count():

@@ -63,11 +63,14 @@ def predict_options(
     ] = "1",
     tile: Annotated[int, typer.Option(help="Predict images with a longer side than this in tiles.")] = 1024,
     longest_side: LongestSideOption = None,
+    iterations: Annotated[
+        int | None, typer.Option(help="Iterations of learned messages. Default: as many as the model was trained for.")
+    ] = None,
 ) -> Any:
     """How to predict, from the options of every command that predicts or scores."""
     from messagenet.prediction import PredictOptions
 
-    return PredictOptions(flip, numbers(scales), tile, longest_side=longest_side)
+    return PredictOptions(flip, numbers(scales), tile, longest_side=longest_side, iterations=iterations)
 
 
 def takes_predict_options(command: Callable[..., None]) -> Callable[..., None]:

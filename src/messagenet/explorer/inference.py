@@ -30,6 +30,7 @@ from torch import Tensor
 from messagenet.data.images import ImageArray, LabelArray
 from messagenet.errors import InputError
 from messagenet.explorer.models import ServedModel
+from messagenet.geometry import map_size
 from messagenet.graph import GridGraph, Relation
 from messagenet.graph.grid import Node, mirrors
 from messagenet.message_passing import MessagePassing
@@ -61,7 +62,7 @@ class BeliefTrace:
     @property
     def nodes(self) -> tuple[int, int]:
         """(h, w)."""
-        return self.logits.shape[2], self.logits.shape[3]
+        return map_size(self.logits)
 
 
 @torch.inference_mode()

@@ -96,24 +96,25 @@ class CrossEntropy:
         if not self.iteration_weights:
             return self._loss(*model.forward_train(features, **context), target, batch.sizes)
         steps = model.forward_iterations(features, **context)
-        weights = self._weights(len(steps) - 1)
+        weights = belief_weights(self.iteration_weights, len(steps) - 1)
         losses = [self._loss(logits, model.output_stride, target, batch.sizes) for logits in steps]
         total = torch.stack([w * loss.total for w, loss in zip(weights, losses, strict=True)]).sum() / sum(weights)
         return LossSum(total, losses[-1].count)
 
-    def _weights(self, earlier: int) -> tuple[float, ...]:
-        """The weight of the beliefs after each iteration."""
-        given = self.iteration_weights
-        if len(given) not in (1, earlier):
-            raise InputError(
-                f"loss.iteration_weights has {len(given)} numbers for {earlier} beliefs before the last iteration; "
-                "give as many, or one number for all"
-            )
-        return (*(given * earlier if len(given) == 1 else given), 1.0)
-
     def _loss(self, logits: Tensor, stride: float, target: Tensor, sizes: Tensor | None) -> LossSum:
         options: dict[str, Any] = self.options
         return marginal_cross_entropy(logits, target, stride, sizes=sizes, **options)
+
+
+def belief_weights(given: Sequence[float], earlier: int) -> tuple[float, ...]:
+    """Weights of the beliefs after each iteration, of which `earlier` come before the last.
+
+    >>> belief_weights([0.3], 2)
+    (0.3, 0.3, 1.0)
+    """
+    if len(given) not in (1, earlier) or min(given, default=0) < 0:
+        raise InputError(f"iteration_weights are {list(given)}; give {earlier} numbers from 0, or one for all")
+    return (*(tuple(given) * earlier if len(given) == 1 else given), 1.0)
 
 
 class NodeLoss:
@@ -188,7 +189,7 @@ def marginal_cross_entropy(
     """The loss of node logits over labelled nodes or pixels."""
     logits = at_least_float32(logits)
     if resolution == "nodes":
-        target = node_targets(target, (logits.shape[2], logits.shape[3]), stride, cell_label, sizes)
+        target = node_targets(target, map_size(logits), stride, cell_label, sizes)
         total = functional.cross_entropy(
             logits, target, ignore_index=VOID, reduction="sum", label_smoothing=label_smoothing
         )

@@ -23,20 +23,21 @@ Beliefs that say nothing (uniform) give d = 0 and the message of one iteration.
 A message includes the scale c of the aggregation, so messages always sum to the logits L:
 
     sum    c = 1              mean   c = 1 / n_p           n_p: messages of this type that reach node p
-    fixed  c = 1 / degree     sqrt   c = 1 / √degree       degree: a constant of the type, |O| for offsets O
+    fixed  c = 1 / degree                                  degree: a constant of the type, |O| for offsets O
 
-A head runs exactly T synchronous iterations and is trained on the beliefs after the last one. `run` predicts with
-another number of iterations, or iterates until the beliefs have converged.
+A head runs exactly T synchronous iterations and is trained on the beliefs after the last one. `run` and
+`with_iterations` predict with another number; `run` can also stop when the beliefs have converged.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import reduce
 from itertools import zip_longest
-from typing import Any, Generic, Literal, NamedTuple, TypeVar, get_args, get_origin
+from typing import Any, Generic, Literal, NamedTuple, Self, TypeVar, get_args, get_origin
 
 import torch
 from torch import Tensor, nn
@@ -44,7 +45,7 @@ from torch import Tensor, nn
 from messagenet import settings
 from messagenet.errors import InputError, nearest
 
-Aggregation = Literal["fixed", "sum", "mean", "sqrt"]
+Aggregation = Literal["fixed", "sum", "mean"]
 CavityMode = Literal["factor", "none"]
 Initial = Literal["zero", "unary"]
 Dependent = Literal["sum", "mean", "gate"]
@@ -132,7 +133,7 @@ def message_scale(aggregation: Aggregation, count: Tensor, degree: float) -> Ten
     """
     if aggregation == "mean":
         return 1 / count.clamp(min=1)
-    return torch.full_like(count, {"sum": 1.0, "fixed": 1 / degree, "sqrt": 1 / degree**0.5}[aggregation])
+    return torch.full_like(count, 1.0 if aggregation == "sum" else 1 / degree)
 
 
 class Beliefs(NamedTuple):
@@ -231,7 +232,7 @@ class IterativeHead(nn.Module, Generic[ContextT]):
         cavity: "factor" leaves a factor's own message out of its input (loopy BP); "none" does not (mean field).
         initial: Messages before the first iteration: "zero", or "unary" for the unary factors' messages.
         aggregation: Scale of a message: "fixed" (÷ its type's degree; on a grid, the number of offsets), "sum" (the
-            paper's), "mean", "sqrt".
+            paper's), "mean".
     """
 
     dependent: Any  # a literal of the subclass
@@ -326,6 +327,11 @@ class IterativeHead(nn.Module, Generic[ContextT]):
             beliefs = self.step(context, iteration, beliefs, keep_messages=keep)
             yield beliefs
 
+    def all_beliefs(self, context: ContextT) -> list[Beliefs]:
+        """The beliefs after each iteration; those of the unary messages come first if they are initial."""
+        first = [self.initial_beliefs(context)] if self.initial == "unary" else []
+        return [*first, *self.iterate(context)]
+
     def max_iterations(self, iterations: int | None, tolerance: float | None) -> int:
         """How many iterations `run` may take: `iterations`, or T by default."""
         count = self.iterations if iterations is None else iterations
@@ -337,6 +343,14 @@ class IterativeHead(nn.Module, Generic[ContextT]):
                 "without a tolerance, or train it with tied=True"
             )
         return count
+
+    def with_iterations(self, iterations: int) -> Self:
+        """A head with the same parameters that runs another number of iterations."""
+        if iterations != self.iterations and not self.has_dependent:
+            raise InputError(f"this head is for one iteration, not {iterations}; train it with iterations=2 or more")
+        other = copy(self)
+        other.iterations = self.max_iterations(iterations, None)
+        return other
 
     def run_until(self, context: ContextT, max_iterations: int, tolerance: float | None) -> HeadRun:
         """Iterates until no probability changes by more than the tolerance; None runs all iterations."""

@@ -36,8 +36,8 @@ class FactorType:
         sends_to: The positions that receive messages; None for all. (0,) acts like a directed edge.
         variable_types: The type of the variable at each position, where a head has several.
         features: Length of the feature vector that every factor of this type comes with; 0 for none.
-        degree: How many of these messages a variable typically receives: the constant of aggregation "fixed"
-            (messages are divided by it) and "sqrt" (by its root).
+        degree: How many of these messages a variable typically receives: the constant that aggregation "fixed"
+            divides them by.
     """
 
     order: int | None = 2

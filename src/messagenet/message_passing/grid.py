@@ -187,8 +187,7 @@ class MessagePassing(IterativeHead[GridContext]):
         """Logits after each iteration, as of `forward`; those of the unary messages come first if they are initial."""
         by_type, parts = self.features_by_type(features, mask), []
         for images, context in split_by_size(by_type, mask, self.relations):
-            first = [self.initial_beliefs(context)] if self.initial == "unary" else []
-            logits = [context.zero_padding(beliefs.logits) for beliefs in (*first, *self.iterate(context))]
+            logits = [context.zero_padding(beliefs.logits) for beliefs in self.all_beliefs(context)]
             parts.append([(images, values) for values in logits])
         return [assemble(list(step), by_type["unary"]) for step in zip(*parts, strict=True)]
 

@@ -310,7 +310,7 @@ class SegmentationModel(nn.Module):
     def forward(self, images: Tensor, sizes: Tensor | None = None) -> Tensor:
         """Logits at the nodes, (B, K, h, w), of RGB images (B, 3, H, W) in 0..1; `sizes` as for `forward_head`."""
         features = self.forward_features(images)
-        return self.forward_head(features, size=_image_size(images), sizes=sizes, images=images)
+        return self.forward_head(features, size=map_size(images), sizes=sizes, images=images)
 
     def forward_features(self, images: Tensor) -> Features:
         """C1: the feature map (B, r, h, w) of RGB images (B, 3, H, W) in 0..1, or one for each factor type or level.
@@ -373,8 +373,7 @@ class SegmentationModel(nn.Module):
 
     def node_mask(self, features: Features, sizes: Tensor | None) -> Tensor | None:
         """Which nodes of a padded feature map exist, (B, h, w) bool; None if all do."""
-        size = map_size(features)
-        mask = node_mask(sizes, size, self.feature_stride)
+        mask = node_mask(sizes, map_size(features), self.feature_stride)
         return None if mask is None else mask.to(self.device)
 
     def normalise(self, images: Tensor) -> Tensor:
@@ -390,7 +389,7 @@ class SegmentationModel(nn.Module):
 
     def marginals(self, images: Tensor) -> Tensor:
         """P(y | x) at the pixels, (B, K, H, W), of images (B, 3, H, W) in 0..1."""
-        logits = upsample(self(images), _image_size(images), self.output_stride)
+        logits = upsample(self(images), map_size(images), self.output_stride)
         return torch.softmax(logits, 1)
 
     def skip_finite_checks(self) -> None:
@@ -447,10 +446,6 @@ def _call_part(part: Any, features: Features, mask: Tensor | None, **context: An
         return part(features, mask, **context)
     assert isinstance(features, Tensor), "one feature map for each factor type needs a head that knows them"
     return zero_padding(part(zero_padding(features, mask)), mask)
-
-
-def _image_size(images: Tensor) -> tuple[int, int]:
-    return images.shape[2], images.shape[3]
 
 
 def _own_config(part: nn.Module | None) -> dict[str, Any] | None:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from messagenet.errors import InputError
-from messagenet.geometry import upsample
+from messagenet.geometry import map_size, upsample
 from messagenet.inference.dense import Bilateral, DenseGraph, DenseMeanField, Gaussian
 from messagenet.models.base import Purpose
 from messagenet.models.message import UnaryHead
@@ -108,7 +108,7 @@ class DenseCRFHead(UnaryHead):
     def _at_cells(self, unary: Tensor, images: Tensor) -> Tensor:
         """Logits at the cells of the CRF from those at the nodes, for images of one size."""
         colours = mean_cells(images, self.working_stride)  # (B, 3, ⌈H/s⌉, ⌈W/s⌉)
-        size = (colours.shape[2], colours.shape[3])
+        size = map_size(colours)
         return self.refine(colours, upsample(unary, size, self.feature_stride / self.working_stride))
 
     def refine(self, colours: Tensor, potentials: Tensor) -> Tensor:

@@ -35,8 +35,9 @@ from torch.nn import functional
 
 from messagenet.data.images import ImageArray, read_image, to_rgb
 from messagenet.errors import InputError
-from messagenet.geometry import Features, bilinear_sample, node_centres, pixel_strips, pixel_to_node
+from messagenet.geometry import Features, bilinear_sample, map_size, node_centres, pixel_strips, pixel_to_node
 from messagenet.inference.dense import DEEPLAB, DenseGraph, DenseMeanField, Kernel
+from messagenet.message_passing import MessagePassing
 from messagenet.models import SegmentationModel
 from messagenet.models.backbones import fused
 from messagenet.prediction.tiles import join_tiles
@@ -94,6 +95,7 @@ class PredictOptions:
         longest_side: Larger images are reduced to this many pixels first, and the answer is enlarged; None for what
             the model is for, 0 for never.
         refine: A dense CRF on top, if there is to be one.
+        iterations: Of learned messages; None for as many as the model was trained for.
     """
 
     flip: bool = False
@@ -102,6 +104,7 @@ class PredictOptions:
     overlap: int | None = None
     longest_side: int | None = None
     refine: Refinement | None = None
+    iterations: int | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "scales", tuple(self.scales))
@@ -144,6 +147,17 @@ class Predictor:
         self.options = options or PredictOptions()
         self._fused: SegmentationModel | None = None
         self._fused_state: State = ()
+        self._unfused  # noqa: B018 (refuses iterations that the head cannot run)
+
+    @property
+    def _unfused(self) -> SegmentationModel:
+        """The model, with the iterations of the options."""
+        head, iterations = self.model.head, self.options.iterations
+        if iterations is None:
+            return self.model
+        if not isinstance(head, MessagePassing):
+            raise InputError(f"a {type(head).__name__} has no iterations of learned messages; leave iterations out")
+        return _replace(self.model, head=head.with_iterations(iterations))
 
     def labels(self, image: AnyImage) -> npt.NDArray[np.uint8]:
         """The most probable class of every pixel, uint8 (H, W).
@@ -185,7 +199,7 @@ class Predictor:
             raise InputError("features are those of one view of an image; predict with one scale and without flip")
         (scale,) = self._scales(max(size))
         reduced = scaled_size(size, scale)
-        return self.on_image_grid(self.model.forward_head(features, size=reduced).float(), size, reduced)
+        return self.on_image_grid(self._unfused.forward_head(features, size=reduced).float(), size, reduced)
 
     def pixel_logits(self, nodes: Tensor, size: tuple[int, int], image: ImageArray | None = None) -> Iterator[Tensor]:
         """Logits (K, rows, W) of successive strips of pixels, from an image's node logits (K, h, w).
@@ -212,7 +226,7 @@ class Predictor:
 
     def _view(self, pixels: Tensor, scale: float, flip: bool, forward: Forward) -> Tensor:
         """Logits of one view of images (B, 3, H, W), at the nodes of the images themselves."""
-        size, options = _image_size(pixels), self.options
+        size, options = map_size(pixels), self.options
         pixels = resize(pixels, scaled_size(size, scale))
         if flip:
             pixels = pixels.flip(3)
@@ -224,7 +238,7 @@ class Predictor:
             logits = join_tiles(pixels, piece, options.tile, options.tile_overlap, self.model.output_stride)
         else:
             logits = piece(pixels)
-        return self.on_image_grid(logits, size, _image_size(pixels), flip)
+        return self.on_image_grid(logits, size, map_size(pixels), flip)
 
     def on_image_grid(
         self, logits: Tensor, size: tuple[int, int], viewed: tuple[int, int], flip: bool = False
@@ -275,11 +289,11 @@ class Predictor:
     def fastest(self, device: torch.device) -> SegmentationModel:
         """The model, with fused convolutions where they apply: on a CPU, in inference mode."""
         if device.type != "cpu" or torch.is_autocast_enabled("cpu") or torch.is_grad_enabled():
-            return self.model
+            return self._unfused
         state = _state(self.model.backbones) + _state(self.model.neck or nn.Identity())
         if self._fused is None or state != self._fused_state:
             self._fused, self._fused_state = _fuse_convolutions(self.model), state
-        self._fused.head = self.model.head  # which may have been replaced
+        self._fused.head = self._unfused.head  # the model's may have been replaced
         return self._fused
 
     def __getstate__(self) -> dict[str, Any]:
@@ -310,13 +324,9 @@ def most_probable(values: Tensor) -> npt.NDArray[np.uint8]:
     return found
 
 
-def _image_size(images: Tensor) -> tuple[int, int]:
-    return images.shape[2], images.shape[3]
-
-
 def resize(pixels: Tensor, size: tuple[int, int]) -> Tensor:
     """Images (B, 3, H, W) in 0..255 at another size, bilinear, smoothed where they shrink, as bytes."""
-    if size == _image_size(pixels):
+    if size == map_size(pixels):
         return pixels
     shrinks = size[0] < pixels.shape[2]
     resized = functional.interpolate(pixels.float(), size, mode="bilinear", antialias=shrinks)
@@ -329,14 +339,17 @@ def scaled_size(size: tuple[int, int], scale: float) -> tuple[int, int]:
     return height, width
 
 
-def _fuse_convolutions(model: SegmentationModel) -> SegmentationModel:
-    """The model with fused backbones and neck; everything else is shared with it."""
+def _replace(model: SegmentationModel, **parts: nn.Module | None) -> SegmentationModel:
+    """The model with other parts; everything else is shared with it."""
     other = copy.copy(model)
-    other._modules = dict(model._modules)
-    other.backbones = nn.ModuleDict({name: fused(backbone) for name, backbone in model.backbones.items()})
-    if other.neck is not None:
-        other.neck = fused(other.neck)
+    other._modules = {**model._modules, **parts}
     return other
+
+
+def _fuse_convolutions(model: SegmentationModel) -> SegmentationModel:
+    """The model with fused backbones and neck."""
+    backbones = nn.ModuleDict({name: fused(backbone) for name, backbone in model.backbones.items()})
+    return _replace(model, backbones=backbones, neck=None if model.neck is None else fused(model.neck))
 
 
 def _state(module: nn.Module) -> State:

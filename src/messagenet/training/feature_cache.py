@@ -30,6 +30,7 @@ from torch.utils.data import Dataset
 from messagenet.data import VOID, Augment, Batch, PairedFiles, Sample, SegmentationData, augment_sample, generator
 from messagenet.data.dataset import DataView
 from messagenet.errors import InputError, write_atomically
+from messagenet.geometry import map_size
 from messagenet.models import SegmentationModel
 from messagenet.models.base import SHARED, head_trait
 from messagenet.prediction import Predictor
@@ -168,7 +169,7 @@ class FeatureCache(Dataset[CachedFeatures]):
         if sample.mask is None:
             raise InputError(f"{sample.name} has no mask; training and scoring need one for every image")
         pixels = torch.from_numpy(np.array(sample.image.transpose(2, 0, 1), order="C"))[None]  # (1, 3, H, W)
-        size = (pixels.shape[2], pixels.shape[3])
+        size = map_size(pixels)
         if self.settings.working_size and predictor.working_size(size) != size:
             pixels = resize(pixels, predictor.working_size(size))
         maps = predictor.model.forward_features(pixels.to(device).float().div_(255))

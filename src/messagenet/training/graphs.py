@@ -2,9 +2,9 @@
 
     J = − mean_p log P(ŷ_p | x),      P(y_p | x) = softmax( L_p )
 
-    through iterations   J = Σ_t w_t J_t: back-propagation through all iterations, with the loss on the last (w = 0, …,
-                         0, 1, as in the paper) or on every one (deep supervision, Lee et al., AISTATS 2015). Memory
-                         grows by the messages stored per iteration, not by hidden units.
+    through iterations   J = Σ_t w_t J_t / Σ_t w_t: back-propagation through all iterations, with the loss on the last
+                         (as in the paper) or on every one (deep supervision, Lee et al., AISTATS 2015). Memory grows
+                         by the messages stored per iteration, not by hidden units.
     stage by stage       min_{θ_t} J(L^t) for t = 1 … T, with the messages of iterations 1 … t−1 fixed, as in use
                          (forward training, Ross, Munoz, Hebert & Bagnell, CVPR 2011). Needs tied=False.
     by aggregation       one predictor, trained on the messages of all its earlier versions (DAgger, Ross, Gordon &
@@ -21,7 +21,6 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +28,7 @@ from torch.nn import functional
 
 from messagenet.errors import InputError
 from messagenet.graph.typed import TypedGraph
+from messagenet.losses.cross_entropy import belief_weights
 from messagenet.message_passing import ComputedByType, GraphContext, GraphMessagePassing
 from messagenet.message_passing.estimator import Beliefs
 
@@ -231,43 +231,23 @@ def train_by_aggregation(
     return history
 
 
-Supervision = Literal["last", "every"] | Sequence[float]
-
-
-def iteration_weights(supervision: Supervision, iterations: int) -> list[float]:
-    """w_t of each iteration.
-
-    >>> iteration_weights("last", 3), iteration_weights("every", 2), iteration_weights([1, 3], 2)
-    ([0.0, 0.0, 1.0], [0.5, 0.5], [0.25, 0.75])
-    """
-    if isinstance(supervision, str):
-        named = {"last": [0.0] * (iterations - 1) + [1.0], "every": [1 / iterations] * iterations}
-        if supervision not in named:
-            raise InputError(f'unknown supervision {supervision!r}; choose "last", "every" or a list of weights')
-        return named[supervision]
-    total = float(sum(supervision))
-    if len(supervision) != iterations or min(supervision) < 0 or total == 0:
-        raise InputError(f"give {iterations} weights, one per iteration, none negative and not all 0")
-    return [weight / total for weight in supervision]
-
-
-def supervised_loss(head: GraphMessagePassing, example: GraphExample, supervision: Supervision = "last") -> Tensor:
-    """The weighted loss of all iterations on one example."""
-    weights = iteration_weights(supervision, head.iterations)
+def supervised_loss(
+    head: GraphMessagePassing, example: GraphExample, iteration_weights: Sequence[float] = ()
+) -> Tensor:
+    """The loss on one example; `iteration_weights` as of `CrossEntropy`."""
     context = example.context(head)
-    loss = example.features.new_zeros(())
-    for weight, beliefs in zip(weights, head.iterate(context), strict=True):
-        if weight:
-            loss = loss + weight * node_cross_entropy(context.mask_classes(beliefs.logits), example.labels)
-    return loss
+    steps = head.all_beliefs(context) if iteration_weights else list(head.iterate(context))[-1:]
+    weights = belief_weights(iteration_weights, len(steps) - 1)
+    losses = [node_cross_entropy(context.mask_classes(beliefs.logits), example.labels) for beliefs in steps]
+    return torch.stack([weight * loss for weight, loss in zip(weights, losses, strict=True)]).sum() / sum(weights)
 
 
 def train_through_iterations(
     head: GraphMessagePassing,
     examples: Sequence[GraphExample],
     fit: FitOptions | None = None,
-    supervision: Supervision = "last",
+    iteration_weights: Sequence[float] = (),
 ) -> list[float]:
     """Trains by back-propagation through all iterations; returns the mean loss of every epoch."""
-    losses = [partial(supervised_loss, head, example, supervision) for example in examples]
+    losses = [partial(supervised_loss, head, example, iteration_weights) for example in examples]
     return minimise(head.parameters(), losses, fit or FitOptions())

@@ -23,7 +23,7 @@ from messagenet.data.classes import ClassesLike
 from messagenet.data.images import ImageArray
 from messagenet.errors import InputError
 from messagenet.evaluation import Confusion, iou_per_class, mean_iou, pixel_accuracy
-from messagenet.geometry import Features
+from messagenet.geometry import Features, map_size
 from messagenet.models import SegmentationModel
 from messagenet.models.base import head_trait
 from messagenet.prediction import PredictOptions, Predictor
@@ -195,4 +195,4 @@ class _FeatureReplay:
             self.features.append(self.model.forward_features(images))
         features = self.features[self.position]
         self.position += 1
-        return self.model.forward_head(features, size=(images.shape[2], images.shape[3]), images=images)
+        return self.model.forward_head(features, size=map_size(images), images=images)
