@@ -61,8 +61,8 @@ def draw_iterations(results: Sequence[dict[str, Any]]) -> Figure | None:
     """Draws two measures against T, one line for each kind of system that was trained with several T."""
     families: dict[str, dict[int, list[dict[str, Any]]]] = defaultdict(lambda: defaultdict(list))
     for result in results:
-        if found := re.search(r",? T = (\d+)", result["label"]):
-            families[result["label"].replace(found[0], "")][int(found[1])].append(result)
+        if (found := re.search(r"(, )?T = (\d+)(?(1)|(, )?)", result["label"])) and result["negative_log_likelihood"]:
+            families[result["label"].replace(found[0], "") or "all"][int(found[2])].append(result)
     several = {name: family for name, family in families.items() if len(family) > 1}
     if not several:
         return None
@@ -75,7 +75,7 @@ def draw_iterations(results: Sequence[dict[str, Any]]) -> Figure | None:
             values = [[scale * result[measure] for result in family[count]] for count in counts]
             spreads = [statistics.stdev(each) if len(each) > 1 else 0.0 for each in values]
             axes.errorbar(counts, list(map(statistics.mean, values)), spreads, marker="o", capsize=3, label=name)
-            axes.set_xticks(counts)
+        axes.set_xticks(sorted(set().union(*several.values())))
         axes.set(xlabel="iterations T", ylabel=label)
         axes.legend(fontsize=7, frameon=False)
     return figure

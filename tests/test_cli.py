@@ -361,7 +361,8 @@ def test_all_commands_that_predict_take_the_same_options(command):
     ours = [inspect.signature(command).parameters[name] for name in shared]
     assert [_option(each) for each in ours] == [_option(each) for each in shared.values()]
     known = {field.name for field in dataclasses.fields(PredictOptions)}
-    assert known - {"overlap", "refine"} == set(shared), "an option of prediction is missing on the command line"
+    own = {"overlap", "refine", "iterations"}  # `tune` and `compare` keep the iterations of training
+    assert known - own == set(shared), "an option of prediction is missing on the command line"
     explorer = inspect.signature(models.serve, eval_str=True).parameters["longest_side"]
     assert _option(explorer) == _option(shared["longest_side"])
 
@@ -394,13 +395,22 @@ def test_every_command_is_a_function_with_the_same_defaults(command, function):
     others = {"void": "void_values", "set_": "settings", "preset": "source", "browser": "open_browser"}
     for given, option in inspect.signature(command).parameters.items():
         name = next((each for each in (given, others.get(given), f"{given}s") if each in parameters), given)
-        if given in ("imports", "json_file", *predicts) or (function, name) in ONLY_COMMANDS:
+        if given in ("imports", "json_file", "iterations", *predicts) or (function, name) in ONLY_COMMANDS:
             continue
         default = parameters[name].default
         assert (option.default is option.empty) == (default is option.empty), name
         if option.default is not None:
             default = ",".join(default) if isinstance(default, tuple) else default
             assert default == (str(option.default) if isinstance(option.default, Path) else option.default), name
+
+
+def test_iterations_that_a_model_was_not_trained_for_are_exit_code_2(model, tmp_path, capsys):
+    Image.new("RGB", (40, 30)).save(tmp_path / "a.png")
+    for iterations, words in ((2, "this head is for one iteration, not 2"), (0, "give a whole number, at least 1")):
+        arguments = ["--model", model, "--out", tmp_path / "p", "--iterations", iterations]
+        assert run("predict", tmp_path / "a.png", *arguments) == 2
+        assert words in capsys.readouterr().err.replace("\n", " ")
+    assert not (tmp_path / "p").exists()
 
 
 def test_options_of_a_predictor_are_its_own(model):
@@ -417,6 +427,7 @@ def test_options_of_a_predictor_are_its_own(model):
         (["--tile", 64], {"tile": 64}),
         (["--longest-side", 40], {"longest_side": 40}),
         (["--scales", "0.5,1", "--flip"], {"scales": (0.5, 1.0), "flip": True}),
+        (["--iterations", 1], {"iterations": 1}),
     ],
 )
 def test_evaluate_scores_what_predict_writes(model, tmp_path, arguments, options):

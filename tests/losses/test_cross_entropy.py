@@ -53,8 +53,10 @@ def test_every_iteration_is_trained_with_its_weight(initial):
     torch.testing.assert_close(CrossEntropy(iteration_weights=weights)(model, batch).mean, expected)
     expected = (0.3 * sum(alone[:-1]) + alone[-1]) / (0.3 * len(weights) + 1)
     torch.testing.assert_close(CrossEntropy(iteration_weights=[0.3])(model, batch).mean, expected)
-    with pytest.raises(InputError, match=r"iteration_weights are \[1, 1, 1\]; give . numbers from 0, or one for all"):
+    with pytest.raises(InputError, match=r"3 iteration_weights for . earlier beliefs; give as many, or one for all"):
         CrossEntropy(iteration_weights=[1, 1, 1])(model, batch)
+    with pytest.raises(InputError, match=r"iteration_weights\[1\] is -1; give at least 0"):
+        CrossEntropy(iteration_weights=[1, -1])
 
 
 @settings(max_examples=60, deadline=None)

@@ -362,3 +362,9 @@ def test_systems_keep_their_settings_of_cached_features(tmp_path: Path, cheap: l
     assert not configs["rnn"].run.cache_features
     assert len(list((tmp_path / "mine").iterdir())) == 2
     assert not (tmp_path / "out" / "features").exists()
+
+
+def test_iterations_are_those_of_training(tmp_path):
+    with pytest.raises(InputError, match="compared with the iterations that they are trained for"):
+        compare(["unary"], small(), [0], tmp_path / "out", options=PredictOptions(iterations=2))
+    assert not (tmp_path / "out").exists()

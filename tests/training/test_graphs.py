@@ -104,9 +104,8 @@ def test_supervised_loss_is_the_weighted_mean_of_iterations():
     torch.testing.assert_close(supervised_loss(model, one, [1]), torch.stack(each).mean())
     weights = [0.5, *[0.0] * (LENGTH - 2)]
     torch.testing.assert_close(supervised_loss(model, one, weights), (0.5 * each[0] + each[-1]) / 1.5)
-    for wrong in ([1] * LENGTH, [-1]):
-        with pytest.raises(InputError, match="give 2 numbers from 0, or one for all"):
-            supervised_loss(model, one, wrong)
+    with pytest.raises(InputError, match="3 iteration_weights for 2 earlier beliefs; give as many, or one for all"):
+        supervised_loss(model, one, [1] * LENGTH)
 
 
 def test_initial_beliefs_are_supervised_too():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -36,6 +37,7 @@ def predict(
         str, typer.Option(help="What to write: `mask`, `overlay`, `entropy`, `probs`, `voc`; comma-separated.")
     ] = "mask,overlay",
     options: Any = None,
+    iterations: options.IterationsOption = None,
     refine: Annotated[
         bool, typer.Option("--refine", help="Post-process with a dense CRF: sharper boundaries, worse calibration.")
     ] = False,
@@ -60,7 +62,7 @@ def predict(
             model,
             out,
             save=words(save) or [],
-            options=options,
+            options=replace(options, iterations=iterations),
             refine=refine,
             ray=ray,
             workers=workers,
@@ -100,6 +102,7 @@ def evaluate(
     keep: options.KeepOption = None,
     rest: options.RestOption = "void",
     options: Any = None,
+    iterations: options.IterationsOption = None,
     refine: Annotated[bool, typer.Option("--refine", help="Also score every model with a dense CRF on top.")] = False,
     report: Annotated[Path | None, typer.Option(help="Write a self-contained HTML report here.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the scores here, as JSON.")] = None,
@@ -123,7 +126,7 @@ def evaluate(
             void_values=void,
             keep=words(keep),
             rest=rest,  # type: ignore[arg-type]
-            options=options,
+            options=replace(options, iterations=iterations),
             refine=refine,
             report=report,
             progress=lambda name, done, total: lines(name)(done, total),

@@ -49,6 +49,9 @@ LongestSideOption = Annotated[
         "model's working size, which is 384 for the bundled model."
     ),
 ]
+IterationsOption = Annotated[
+    int | None, typer.Option(help="Iterations of learned messages. Default: as many as the model was trained for.")
+]
 SYSTEMS_HELP = (
     "`message`, `unary`, `context_crf`, `crf_pseudo`, `crf_likelihood`, `deeplab_crf`, `deeplab_mcl`, `crf_rnn`, "
     "`inference_machine`, `machine_forward`, `machine_dagger`, `fcn8s`; controls: `ensemble`, `convolution`, "
@@ -63,14 +66,11 @@ def predict_options(
     ] = "1",
     tile: Annotated[int, typer.Option(help="Predict images with a longer side than this in tiles.")] = 1024,
     longest_side: LongestSideOption = None,
-    iterations: Annotated[
-        int | None, typer.Option(help="Iterations of learned messages. Default: as many as the model was trained for.")
-    ] = None,
 ) -> Any:
     """How to predict, from the options of every command that predicts or scores."""
     from messagenet.prediction import PredictOptions
 
-    return PredictOptions(flip, numbers(scales), tile, longest_side=longest_side, iterations=iterations)
+    return PredictOptions(flip, numbers(scales), tile, longest_side=longest_side)
 
 
 def takes_predict_options(command: Callable[..., None]) -> Callable[..., None]:

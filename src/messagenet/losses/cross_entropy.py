@@ -33,7 +33,7 @@ from messagenet.errors import InputError, nearest
 from messagenet.geometry import CellLabel, Features, interpolation_matrix, map_size, node_targets
 from messagenet.models.base import Head, SegmentationModel, at_least_float32, ignore_padding
 from messagenet.models.controls import UnaryEnsemble
-from messagenet.settings import between, convert, register
+from messagenet.settings import at_least, between, convert, register
 
 Resolution = Literal["nodes", "pixels"]
 
@@ -79,6 +79,7 @@ class CrossEntropy:
         iteration_weights: Sequence[float] = (),
     ) -> None:
         between(0, 1, label_smoothing=label_smoothing)
+        at_least(0, **{f"iteration_weights[{t}]": weight for t, weight in enumerate(iteration_weights)})
         if resolution == "pixels" and cell_label != "centre":
             raise InputError("cell_label is for a loss at the nodes; set resolution=nodes, or leave it out")
         self.options = {
@@ -112,8 +113,8 @@ def belief_weights(given: Sequence[float], earlier: int) -> tuple[float, ...]:
     >>> belief_weights([0.3], 2)
     (0.3, 0.3, 1.0)
     """
-    if len(given) not in (1, earlier) or min(given, default=0) < 0:
-        raise InputError(f"iteration_weights are {list(given)}; give {earlier} numbers from 0, or one for all")
+    if len(given) not in (1, earlier):
+        raise InputError(f"{len(given)} iteration_weights for {earlier} earlier beliefs; give as many, or one for all")
     return (*(tuple(given) * earlier if len(given) == 1 else given), 1.0)
 
 

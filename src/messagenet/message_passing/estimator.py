@@ -257,6 +257,7 @@ class IterativeHead(nn.Module, Generic[ContextT]):
         self.in_channels = in_channels
         self.hidden, self.iterations, self.tied = hidden, iterations, tied
         self.cavity, self.initial, self.aggregation = cavity, initial, aggregation
+        self.has_dependent = iterations > 1 or initial == "unary"  # some iteration sees messages that say something
 
     @property
     def options(self) -> dict[str, Any]:
@@ -283,11 +284,6 @@ class IterativeHead(nn.Module, Generic[ContextT]):
     def max_classes(self) -> int:
         """K, the largest number of classes of a node: the width of beliefs."""
         raise NotImplementedError
-
-    @property
-    def has_dependent(self) -> bool:
-        """Whether any iteration sees messages that carry information."""
-        return self.iterations > 1 or self.initial == "unary"
 
     @property
     def gated(self) -> bool:
@@ -345,11 +341,11 @@ class IterativeHead(nn.Module, Generic[ContextT]):
         return count
 
     def with_iterations(self, iterations: int) -> Self:
-        """A head with the same parameters that runs another number of iterations."""
-        if iterations != self.iterations and not self.has_dependent:
-            raise InputError(f"this head is for one iteration, not {iterations}; train it with iterations=2 or more")
+        """For prediction: a head that shares everything with this one, but runs another number of iterations."""
         other = copy(self)
         other.iterations = self.max_iterations(iterations, None)
+        if other.iterations > 1 and not self.has_dependent:
+            raise InputError(f"this head is for one iteration, not {iterations}; train it with iterations=2 or more")
         return other
 
     def run_until(self, context: ContextT, max_iterations: int, tolerance: float | None) -> HeadRun:

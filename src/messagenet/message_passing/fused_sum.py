@@ -20,7 +20,7 @@ inputs and composes with `torch.compile` and `torch.export`. With A_{pq} = 1[P_p
 | backend  | for                | extra memory | compiles                              |
 |----------|--------------------|--------------|---------------------------------------|
 | numba    | the CPU            | none         | once per dtype, cached on disk        |
-| windowed | CUDA               | O(N·C)       | `torch.compile` (Triton), once        |
+| windowed | CUDA               | O(N·C)       | `torch.compile` (Triton), a few times |
 | loop     | anything           | O(N·C)       | nothing: a Python loop over offsets   |
 
 All backends give the same values. The device selects one; `use_backend("loop")` forces another within a block.
@@ -199,14 +199,16 @@ def loop_gradients(
 
 
 def _shifted(values: Tensor, box: Bounds, fill: float) -> Tensor:
-    """A view (B, H, W, C, rows, columns) of the map's neighbours in a box, `fill` outside the map."""
+    """A view (B, H, W, C, rows, columns) of the map's neighbours in a box, `fill` outside the map.
+
+    Not by `unfold`, whose window is a constant to `torch.compile`: every size of box would be compiled anew.
+    """
     top, bottom, left, right = box
-    down, across = abs(top) + abs(bottom), abs(left) + abs(right)  # enough on either side, whatever the signs
-    padded = functional.pad(values, (0, 0, across, across, down, down), value=fill)
+    above, before = max(-top, 0), max(-left, 0)
+    padded = functional.pad(values, (0, 0, before, max(right, 0), above, max(bottom, 0)), value=fill)
     image, row, column, channel = padded.stride()
     shape, stride = (*values.shape, bottom - top + 1, right - left + 1), (image, row, column, channel, row, column)
-    # not `unfold`, whose window is a constant to `torch.compile`: every size of box would be compiled anew
-    return padded.as_strided(shape, stride, (down + top) * row + (across + left) * column)
+    return padded.as_strided(shape, stride, (above + top) * row + (before + left) * column)
 
 
 def windowed_total(receiver: Tensor, sender: Tensor, gate: Tensor | None, box: Bounds, member: Tensor) -> Tensor:
@@ -232,6 +234,7 @@ def windowed_gradients(
 
 
 @lru_cache(maxsize=256)
+@torch.inference_mode(False)  # an inference tensor would need a graph of its own
 def member_box(
     offsets: Offsets, height: int, width: int, dtype: torch.dtype, device: torch.device
 ) -> tuple[Bounds, Tensor]:
@@ -257,7 +260,9 @@ def _compile_or_loop(windowed: Callable[..., R], loop: Callable[..., R]) -> Call
         if not _uncompilable:
             try:
                 like = tensors[0]
-                return compiled()(*tensors, *member_box(offsets, *like.shape[1:3], like.dtype, like.device))
+                box = member_box(offsets, *like.shape[1:3], like.dtype, like.device)
+                with torch._dynamo.config.patch(recompile_limit=64):  # 1 or more images, equal sizes, gates, …
+                    return compiled()(*tensors, *box)
             except torch.OutOfMemoryError:
                 raise
             except Exception as error:

@@ -11,9 +11,13 @@ four modes, with a read in place and b, w at the offsets,
 
 Several readers share one pass over `out`, so the loop is bound by arithmetic, not by memory. Nodes outside the map are
 never read: a group of readers runs over the columns where all are inside; the others are added reader by reader.
+
+Indices are unsigned: Numba then leaves out its test for negative ones, and the loops vectorise. Sums are written
+x · one + y, with one = 1 known only at run time: exact, and a third faster than additions alone, because multiply-adds
+run on the multipliers while the adders form p + q. mypy cannot read the functions that Numba compiles, whose arguments
+are flat numpy arrays and integers.
 """
 
-# Numba reads these functions, mypy cannot: their arguments are flat numpy arrays and integers.
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 
 from __future__ import annotations
@@ -22,9 +26,6 @@ from numba import njit, uint64
 
 RELU, COUNT, GATHER, GATED_RELU, RELU_OF_THREE = 0, 1, 2, 3, 4
 
-# Indices are unsigned below: Numba then leaves out its test for negative ones, and the loops vectorise.
-# Sums are written x · one + y, with one = 1 known only at run time: exact, and a third faster than additions alone,
-# because multiply-adds run on the multipliers while the adders form p + q.
 _compiled = njit(nogil=True, cache=True, fastmath={"contract"}, error_model="numpy")
 
 

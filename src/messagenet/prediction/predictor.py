@@ -135,7 +135,7 @@ class Predictor:
     Args:
         model: The model, a saved model's folder, or a bundled model's name; it is put into evaluation mode. Default:
             the bundled model.
-        options: Test-time augmentation, tiling, working size, refinement.
+        options: Test-time augmentation, tiling, working size, refinement, iterations.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class Predictor:
         if iterations is None:
             return self.model
         if not isinstance(head, MessagePassing):
-            raise InputError(f"a {type(head).__name__} has no iterations of learned messages; leave iterations out")
+            raise InputError(f"iterations is for heads that pass learned messages, not {type(head).__name__}")
         return _replace(self.model, head=head.with_iterations(iterations))
 
     def labels(self, image: AnyImage) -> npt.NDArray[np.uint8]:

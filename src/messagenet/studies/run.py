@@ -86,6 +86,9 @@ def compare(
     """
     found, out, callback = find_systems(systems), Path(out), callback or StudyCallback()
     options, named = options or PredictOptions(), str(data) if isinstance(data, str | Path) else None
+    chosen = asdict(options)
+    if chosen.pop("iterations") is not None:
+        raise InputError("systems are compared with the iterations that they are trained for; leave iterations out")
     if data is not None and not isinstance(data, str | Path | DataSets):
         raise InputError(f"the data are a {type(data).__name__}; give text such as folder:street")
     convert(score_on, ScoredOn, "score_on")
@@ -104,7 +107,7 @@ def compare(
         held_out = max(1 if score_on == "val" else 2, min(20, len(unique_indices(sets.train)) // 10))
     parts = _hold_out(sets, held_out, score_on)
     _check_same(out / "config.yaml", shared)
-    scoring = json.dumps({"held_out": held_out, "score": score_on, **asdict(options)}, indent=2) + "\n"
+    scoring = json.dumps({"held_out": held_out, "score": score_on, **chosen}, indent=2) + "\n"
     if (file := out / "options.json").is_file() and file.read_text() != scoring:
         raise InputError(f"{out} was scored with other options; give those of {file.name}, or another folder")
     if not (out / "config.yaml").is_file():  # a folder that refuses other settings holds a comparison that could begin

@@ -18,9 +18,11 @@ reading: the horizontal one adds three pairs of taps per sweep, the vertical one
 
 with a polynomial for exp(f) (relative error 1e-7) and 2^n written into the exponent's bits. For 21 classes, whose rows
 do not fill whole vector registers, it takes half the time of torch's.
+
+Indices are unsigned: Numba then leaves out its test for negative ones, and the loops vectorise. mypy cannot read the
+functions that Numba compiles, whose arguments are numpy arrays and integers.
 """
 
-# Numba reads these functions, mypy cannot: their arguments are numpy arrays and integers.
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, assignment"
 
 from __future__ import annotations
@@ -28,7 +30,6 @@ from __future__ import annotations
 import numpy as np
 from numba import float32, int32, njit, uint64
 
-# Indices are unsigned: Numba then leaves out its test for negative ones, and the loops vectorise.
 _compiled = njit(nogil=True, cache=True, fastmath={"contract"}, error_model="numpy")
 # A contracted multiply-add rounds differently, and could name another vertex.
 _no_contraction = njit(nogil=True, cache=True, error_model="numpy")
