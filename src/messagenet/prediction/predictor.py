@@ -147,10 +147,9 @@ class Predictor:
         self.options = options or PredictOptions()
         self._fused: SegmentationModel | None = None
         self._fused_state: State = ()
-        self._unfused  # noqa: B018 (refuses iterations that the head cannot run)
+        self._with_iterations()  # refuses those that the head cannot run
 
-    @property
-    def _unfused(self) -> SegmentationModel:
+    def _with_iterations(self) -> SegmentationModel:
         """The model, with the iterations of the options."""
         head, iterations = self.model.head, self.options.iterations
         if iterations is None:
@@ -199,7 +198,7 @@ class Predictor:
             raise InputError("features are those of one view of an image; predict with one scale and without flip")
         (scale,) = self._scales(max(size))
         reduced = scaled_size(size, scale)
-        return self.on_image_grid(self._unfused.forward_head(features, size=reduced).float(), size, reduced)
+        return self.on_image_grid(self._with_iterations().forward_head(features, size=reduced).float(), size, reduced)
 
     def pixel_logits(self, nodes: Tensor, size: tuple[int, int], image: ImageArray | None = None) -> Iterator[Tensor]:
         """Logits (K, rows, W) of successive strips of pixels, from an image's node logits (K, h, w).
@@ -289,11 +288,11 @@ class Predictor:
     def fastest(self, device: torch.device) -> SegmentationModel:
         """The model, with fused convolutions where they apply: on a CPU, in inference mode."""
         if device.type != "cpu" or torch.is_autocast_enabled("cpu") or torch.is_grad_enabled():
-            return self._unfused
+            return self._with_iterations()
         state = _state(self.model.backbones) + _state(self.model.neck or nn.Identity())
         if self._fused is None or state != self._fused_state:
             self._fused, self._fused_state = _fuse_convolutions(self.model), state
-        self._fused.head = self._unfused.head  # the model's may have been replaced
+        self._fused.head = self._with_iterations().head  # the model's may have been replaced
         return self._fused
 
     def __getstate__(self) -> dict[str, Any]:
