@@ -204,11 +204,11 @@ def _shifted(values: Tensor, box: Bounds, fill: float) -> Tensor:
     Not by `unfold`, whose window is a constant to `torch.compile`: every size of box would be compiled anew.
     """
     top, bottom, left, right = box
-    above, before = max(-top, 0), max(-left, 0)
-    padded = functional.pad(values, (0, 0, before, max(right, 0), above, max(bottom, 0)), value=fill)
+    down, across = abs(top) + abs(bottom), abs(left) + abs(right)  # enough on either side, whatever the signs
+    padded = functional.pad(values, (0, 0, across, across, down, down), value=fill)
     image, row, column, channel = padded.stride()
     shape, stride = (*values.shape, bottom - top + 1, right - left + 1), (image, row, column, channel, row, column)
-    return padded.as_strided(shape, stride, (above + top) * row + (before + left) * column)
+    return padded.as_strided(shape, stride, (down + top) * row + (across + left) * column)
 
 
 def windowed_total(receiver: Tensor, sender: Tensor, gate: Tensor | None, box: Bounds, member: Tensor) -> Tensor:
