@@ -78,8 +78,7 @@ def test_a_mirror_image_adds_no_pairs():
     assert names(below(0.4), surrounding(0.4), above(0.4)) == ["below", "surrounding"]
     assert names(left(0.4), right(0.2)) == ["left", "right"]
     assert names(four_neighbours()) == ["four_neighbours"]
-    with pytest.raises(InputError, match="make it pairwise"):
-        names(surrounding(0.4, form="box"))
+    assert paired_relations([above(0.4, form="box"), below(0.4)]) == (above(0.4),)
 
 
 # Potentials.

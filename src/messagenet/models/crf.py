@@ -62,7 +62,7 @@ class CRFHead(Head):
 
     Args:
         in_channels, num_classes: r, channels of the feature map, and K.
-        relations: Which pairs of nodes have a potential.
+        relations: Which pairs of nodes have a potential; a box stands for the pairs in it.
         neighbours: "lattice" for 24 neighbours of a node spread over each range box, "all" for the whole box.
         hidden: Hidden units of every network.
         inference: "mean_field" or "belief_propagation"; choose the latter if training used its marginals.
@@ -355,20 +355,15 @@ def _mask_pairs(table: Tensor, w: Window, present: Tensor | None) -> Tensor:
 
 
 def paired_relations(relations: Sequence[Relation]) -> tuple[Relation, ...]:
-    """The relations without those whose pairs an earlier one has already.
+    """The relations, as pairwise ones, without those whose pairs an earlier one has already.
 
     >>> from messagenet.graph import surrounding, above, below
     >>> [relation.name for relation in paired_relations([surrounding(0.4), above(0.4), below(0.4)])]
     ['surrounding', 'above']
     """
-    for relation in relations:
-        if relation.form != "pairwise":
-            raise InputError(
-                f"relation {relation.name!r} has the form {relation.form!r}, which potentials of pairs cannot have; "
-                "make it pairwise"
-            )
-    matched = mirrors(relations)
-    return tuple(relation for i, relation in enumerate(relations) if (mirror := matched[i]) is None or mirror >= i)
+    pairwise = [replace(relation, form="pairwise") for relation in relations]
+    matched = mirrors(pairwise)
+    return tuple(relation for i, relation in enumerate(pairwise) if (mirror := matched[i]) is None or mirror >= i)
 
 
 def pair_offsets(offsets: tuple[Offset, ...], neighbours: Neighbours = "lattice") -> tuple[Offset, ...]:
