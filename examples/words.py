@@ -38,13 +38,22 @@ System = tuple[nn.Module, Callable[[Batch], tuple[Tensor, Tensor]]]  # a model; 
 
 def read_words(path: str) -> list[Word]:
     """Reads the words of an npz file."""
+    names = ("pixels", "label", "length", "fold")
     try:
         with np.load(path, allow_pickle=False) as file:
-            pixels, labels, lengths, folds = (file[name] for name in ("pixels", "label", "length", "fold"))
-    except (OSError, KeyError, ValueError) as error:
-        raise mn.InputError(f"{path} cannot be read as letters ({error}); give an npz file of letters") from None
-    images = torch.from_numpy(np.unpackbits(pixels, axis=1)).float().reshape(-1, 1, 16, 8).split(lengths.tolist())
-    return list(zip(images, torch.from_numpy(labels).long().split(lengths.tolist()), folds.tolist(), strict=True))
+            pixels, labels, lengths, folds = (file[name] for name in names)
+        images = torch.from_numpy(np.unpackbits(pixels, axis=1)).float().reshape(-1, 1, 16, 8).split(lengths.tolist())
+        words = list(zip(images, torch.from_numpy(labels).long().split(lengths.tolist()), folds.tolist(), strict=True))
+    except (OSError, KeyError, ValueError, TypeError, RuntimeError) as error:
+        raise mn.InputError(
+            f"{path} cannot be read as letters ({error}); give an npz file with {', '.join(names)}: a letter's 128 "
+            "pixels as 16 packed bytes and its label, a word's length and its fold"
+        ) from None
+    if labels.size and not 0 <= labels.min() <= labels.max() < LETTERS:
+        raise mn.InputError(f"{path} has labels from {labels.min()} to {labels.max()}; give 0 to {LETTERS - 1}")
+    if not any(folds == 0) or all(folds == 0):
+        raise mn.InputError(f"{path} needs words in fold 0, for training, and in others, for testing")
+    return words
 
 
 def draw_words(count: int, seed: int) -> list[Word]:
@@ -160,6 +169,10 @@ def main(arguments: list[str] | None = None) -> dict[str, float]:
     options = parser.parse_args(arguments)
     if options.quick:
         options.count, options.epochs = 200, 1
+    if options.reach is not None and options.reach < 1:
+        parser.error("--reach is at least 1: letters that are adjacent")
+    if not 0 <= (options.shuffled or 0) <= 1:
+        parser.error("--shuffled is a share, from 0 to 1")
     by_word = options.split == "word"
     shuffled = (0.5 if by_word else 0.0) if options.shuffled is None else options.shuffled
     reach = (1 if by_word else 3) if options.reach is None else options.reach

@@ -210,3 +210,12 @@ def test_systems_of_ones_own() -> None:
         custom_system("wrong", ["unray"])
     with pytest.raises(InputError, match=r'system wrong: there is no setting "model\.head\.iterations" for unary'):
         custom_system("wrong", ["unary", "model.head.iterations=2"]).apply(shared)
+
+
+@pytest.mark.parametrize("system", ["message_t1", "message_t2", "message_t3"])
+def test_more_iterations_of_a_preset_start_from_moderate_logits(system: str) -> None:
+    config = override(apply_system(load_config("fast"), system), {"model.pretrained": None})
+    model = build_model(config, numbered_classes(3)).model.eval()
+    with torch.no_grad():
+        logits = model.forward_head(model.forward_features(torch.rand(1, 3, 256, 256)), size=(256, 256))
+    assert logits.abs().max() < 20

@@ -110,7 +110,9 @@ class MessagePassing(IterativeHead[GridContext]):
     Args:
         in_channels: r, channels of the feature map.
         num_classes: K.
-        relations: Which neighbours send messages, the paper's three by default; () is a unary classifier.
+        relations: Which neighbours send messages, the paper's three by default, each as shape:size, such as
+            surrounding:0.4 (of the short edge), name=above:3cells, or below:0.4:box for one factor per box. An
+            empty list makes a unary classifier.
         dependent: How the senders' beliefs of the previous iteration enter a message. Added to the hidden units, as a
             "sum" (the paper's) or "mean" over the senders of a box; or, with "gate", multiplied with them.
         **options: hidden, iterations, tied, cavity, initial and aggregation, as of `IterativeHead`.
