@@ -11,8 +11,8 @@ by fold, and by word, where each of five groups of words in turn is left out of 
 python examples/words.py                                       draws its own letters; words from a Markov chain
 python examples/words.py --file letters.npz --split word       `pixels`, `label`, `length` and `fold` in an npz file
 
-By word, systems see every other batch with its letters shuffled, so that they learn how far to trust words they have
-never seen, and messages come from adjacent letters only. Both were chosen with --held-out.
+By word, half of the training batches have their letters shuffled across words, which limits how far systems rely on
+neighbours, and messages come from adjacent letters only. Both were chosen with --held-out.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import json
 import statistics
 from collections.abc import Callable, Sequence
 from functools import cache, partial
+from zipfile import BadZipFile
 
 import numpy as np
 import torch
@@ -44,7 +45,7 @@ def read_words(path: str) -> list[Word]:
             pixels, labels, lengths, folds = (file[name] for name in names)
         images = torch.from_numpy(np.unpackbits(pixels, axis=1)).float().reshape(-1, 1, 16, 8).split(lengths.tolist())
         words = list(zip(images, torch.from_numpy(labels).long().split(lengths.tolist()), folds.tolist(), strict=True))
-    except (OSError, KeyError, ValueError, TypeError, RuntimeError) as error:
+    except (OSError, KeyError, ValueError, TypeError, RuntimeError, AttributeError, EOFError, BadZipFile) as error:
         raise mn.InputError(
             f"{path} cannot be read as letters ({error}); give an npz file with {', '.join(names)}: a letter's 128 "
             "pixels as 16 packed bytes and its label, a word's length and its fold"

@@ -212,7 +212,7 @@ def test_systems_of_ones_own() -> None:
         custom_system("wrong", ["unary", "model.head.iterations=2"]).apply(shared)
 
 
-@pytest.mark.parametrize("system", ["message_t1", "message_t2", "message_t3"])
+@pytest.mark.parametrize("system", ["message_t2", "message_t3"])
 def test_more_iterations_of_a_preset_start_from_moderate_logits(system: str) -> None:
     config = override(apply_system(load_config("fast"), system), {"model.pretrained": None})
     model = build_model(config, numbered_classes(3)).model.eval()

@@ -355,7 +355,7 @@ def _mask_pairs(table: Tensor, w: Window, present: Tensor | None) -> Tensor:
 
 
 def paired_relations(relations: Sequence[Relation]) -> tuple[Relation, ...]:
-    """The relations, as pairwise ones, without those whose pairs an earlier one has already.
+    """The relations, as pairwise ones, without mirror images of earlier ones.
 
     >>> from messagenet.graph import surrounding, above, below
     >>> [relation.name for relation in paired_relations([surrounding(0.4), above(0.4), below(0.4)])]
