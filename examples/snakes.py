@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from pathlib import Path
 from typing import NamedTuple
 
@@ -178,4 +179,5 @@ if __name__ == "__main__":
     try:
         main()
     except InputError as error:
-        raise SystemExit(f"error: {error}") from None
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)

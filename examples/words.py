@@ -20,6 +20,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from zipfile import BadZipFile
@@ -160,12 +161,20 @@ def main(arguments: list[str] | None = None) -> dict[str, float]:
     """Prints the share of letters that each system reads correctly; by word, the mean over the groups."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--file", help="npz file of letters; default: generated ones")
-    parser.add_argument("--split", choices=("fold", "word"), default="fold")
+    parser.add_argument(
+        "--split", choices=("fold", "word"), default="fold", help="test on unseen folds, or unseen words"
+    )
     parser.add_argument("--held-out", action="store_true", help="test on a part of fold 0, to choose settings")
     parser.add_argument("--shuffled", type=float, help="share of batches with shuffled letters; default: 0.5 by word")
     parser.add_argument("--reach", type=int, help="letters apart; default: 3, 1 by word")
-    for name, value in (("count", 2000), ("epochs", 40), ("iterations", 2), ("hidden", 64), ("seed", 0)):
-        parser.add_argument(f"--{name}", type=int, default=value)
+    for name, value, text in (
+        ("count", 2000, "generated words"),
+        ("epochs", 40, "passes over the training words"),
+        ("iterations", 2, "T of the learned messages"),
+        ("hidden", 64, "hidden units of their estimators"),
+        ("seed", 0, "of everything random"),
+    ):
+        parser.add_argument(f"--{name}", type=int, default=value, help=f"{text}; default: {value}")
     parser.add_argument("--quick", action="store_true", help="tiny sizes: checks that the example runs")
     options = parser.parse_args(arguments)
     if options.quick:
@@ -192,4 +201,5 @@ if __name__ == "__main__":
     try:
         print(json.dumps(main()))
     except mn.InputError as error:
-        raise SystemExit(f"error: {error}") from None
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)

@@ -26,7 +26,7 @@ def test_snakes_need_more_than_one_iteration():
 def test_a_missing_file_is_one_line(name):
     command = [sys.executable, str(EXAMPLES / name), "--file", "missing.npz"]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert ended.returncode == 1
+    assert ended.returncode == 2
     assert ended.stderr.startswith("error: missing.npz cannot be read as ")
     assert ended.stderr.count("\n") == 1
 

@@ -55,6 +55,9 @@ def test_every_iteration_is_trained_with_its_weight(initial):
     torch.testing.assert_close(CrossEntropy(iteration_weights=[0.3])(model, batch).mean, expected)
     with pytest.raises(InputError, match=r"3 iteration_weights for . earlier beliefs; give as many, or one for all"):
         CrossEntropy(iteration_weights=[1, 1, 1])(model, batch)
+    model.head.iterations, model.head.initial = 1, "zero"
+    with pytest.raises(InputError, match="are for the beliefs before the last; set iteration_weights=\\[\\], or"):
+        CrossEntropy(iteration_weights=[1])(model, batch)
     with pytest.raises(InputError, match=r"iteration_weights\[1\] is -1; give at least 0"):
         CrossEntropy(iteration_weights=[1, -1])
 

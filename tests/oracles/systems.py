@@ -98,7 +98,7 @@ LOSSES = {
 def fits(loss: str, system: str) -> bool:
     """Whether a loss trains the head of a system."""
     if "every iteration" in loss:
-        return SYSTEMS[system].head["kind"] == "message"
+        return SYSTEMS[system].head["kind"] == "message" and SYSTEMS[system].head.get("iterations", 1) > 1
     heads = getattr(LOSSES[loss](), "heads", None)
     return heads is None or SYSTEMS[system].head["kind"] in heads
 

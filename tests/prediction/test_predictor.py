@@ -504,11 +504,11 @@ def test_another_number_of_iterations():
             "this head is for one iteration, not 2; train it with iterations=2",
         ),
         (lambda: MessageNet("tiny", 3, hidden=8), 0, "give a whole number, at least 1"),
-        (lambda: MessageNet("tiny", 3, hidden=8, iterations=2, tied=False), 3, "train it with tied=True"),
+        (lambda: MessageNet("tiny", 3, hidden=8, iterations=2, tied=False), 3, "train it with tied=true"),
         (
             lambda: SegmentationModel("tiny", 3, "convolution"),
             2,
-            "iterations is for heads that pass learned messages, not ConvolutionHead",
+            "iterations is for learned messages, and this model passes none; leave it out",
         ),
     ],
 )

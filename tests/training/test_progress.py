@@ -28,7 +28,7 @@ def test_records_after_the_checkpoint_are_dropped(tmp_path: Path) -> None:
 
 def test_the_bar_speaks_of_scores_and_steps_as_they_are(tmp_path: Path) -> None:
     console = Console(record=True, file=io.StringIO(), width=200)
-    info = RunInfo(tmp_path, 0, 1, 1, 12, 0, 1000, "cpu", 1, None)
+    info = RunInfo(tmp_path, "backbone tiny", 0, 1, 1, 12, 0, 1000, "cpu", 1, None)
     bar = Bar(console)
     bar.start(info)
     bar.finished(TrainResult(tmp_path, 1, None, None, 8.0, False))

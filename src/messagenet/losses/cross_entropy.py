@@ -113,6 +113,11 @@ def belief_weights(given: Sequence[float], earlier: int) -> tuple[float, ...]:
     >>> belief_weights([0.3], 2)
     (0.3, 0.3, 1.0)
     """
+    if given and not earlier:
+        raise InputError(
+            "iteration_weights are for the beliefs before the last; set iteration_weights=[], or, in the head, "
+            "iterations=2 or initial=unary"
+        )
     if len(given) not in (1, earlier):
         raise InputError(f"{len(given)} iteration_weights for {earlier} earlier beliefs; give as many, or one for all")
     return (*(tuple(given) * earlier if len(given) == 1 else given), 1.0)

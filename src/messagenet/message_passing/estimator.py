@@ -335,8 +335,8 @@ class IterativeHead(nn.Module, Generic[ContextT]):
             raise InputError(f"iterations is {count!r}; give a whole number, at least 1")
         if not self.tied and (count != self.iterations or tolerance is not None):
             raise InputError(
-                f"this head has separate estimators for each of its {self.iterations} iterations; run exactly these "
-                "without a tolerance, or train it with tied=True"
+                f"this head has separate estimators for each of its {self.iterations} iterations and runs exactly "
+                "these; to vary them, train it with tied=true"
             )
         return count
 

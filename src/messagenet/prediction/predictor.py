@@ -155,7 +155,7 @@ class Predictor:
         if iterations is None:
             return self.model
         if not isinstance(head, MessagePassing):
-            raise InputError(f"iterations is for heads that pass learned messages, not {type(head).__name__}")
+            raise InputError("iterations is for learned messages, and this model passes none; leave it out")
         return _replace(self.model, head=head.with_iterations(iterations))
 
     def labels(self, image: AnyImage) -> npt.NDArray[np.uint8]:

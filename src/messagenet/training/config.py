@@ -24,6 +24,7 @@ import yaml
 
 from messagenet.data import Augment, takes
 from messagenet.errors import InputError, nearest, write_atomically
+from messagenet.losses.cross_entropy import belief_weights
 from messagenet.models.base import head_trait
 from messagenet.settings import (
     KIND,
@@ -92,6 +93,15 @@ class ModelConfig:
             raise InputError(
                 "a neck needs features that all factors share; set model.neck=null, or model.separate_features=false"
             )
+
+    def summary(self) -> str:
+        """The parts on one line."""
+        parts = [f"backbone {self.backbone[KIND]} (weights: {self.pretrained or 'random'})"]
+        parts += [f"neck {self.neck[KIND]}"] if self.neck else []
+        parts += [f"head {self.head[KIND]}"]
+        parts += [f"T = {self.head['iterations']}"] if "iterations" in self.head else []
+        relations = [each if isinstance(each, str) else each["name"] for each in self.head.get("relations") or ()]
+        return ", ".join([*parts, *([f"messages from {' '.join(relations)}"] if relations else [])])
 
 
 def _trait(head: str, name: str) -> Any:
@@ -290,8 +300,10 @@ class TrainConfig:
                 f"the loss {loss} is for the head {' or '.join(heads)}, not {head}; set model.head.kind={heads[0]}, or "
                 "loss.kind=cross_entropy"
             )
-        if self.loss.get("iteration_weights") and _trait(head, "forward_iterations") is None:
-            raise InputError(f"{head} has no iterations; set loss.iteration_weights=[], or model.head.kind=message")
+        if weights := self.loss.get("iteration_weights"):
+            if _trait(head, "forward_iterations") is None:
+                raise InputError(f"{head} has no iterations; set loss.iteration_weights=[], or model.head.kind=message")
+            belief_weights(weights, self.model.head["iterations"] - 1 + (self.model.head["initial"] == "unary"))
         if self.run.evaluate_every is not None and self.data.val_split is None:
             raise InputError("run.evaluate_every is for images to score; set data.val_split, or leave it out")
         if method != "gradient" and self.data.balance:
@@ -442,14 +454,20 @@ def choose_config(
 
 
 def _own_settings(file: str | Path | TrainConfig | None, config: TrainConfig) -> dict[str, Any]:
-    """What a user's file sets beyond its preset; without nulls, and the length, of which the last setting counts."""
+    """What a user's file sets beyond its preset; without nulls, and the length, of which the last setting counts.
+
+    Nothing, if it states every setting: a run saved it, and is another preset.
+    """
     if not isinstance(file, str | Path) or str(file) in preset_names():
         return {}
     values = yaml.safe_load(Path(file).read_text(encoding="utf-8")) or {}
-    preset = flat(load_config(values.pop(PRESET, DEFAULTS)))
-    stated = {*flat(values), *(f"{path}.{KIND}" for path in flat(values))} - {"run.epochs", "run.steps"}
+    preset, all_values = flat(load_config(values.pop(PRESET, DEFAULTS))), flat(config)
+    stated = {*flat(values), *(f"{path}.{KIND}" for path in flat(values))}
+    if stated >= set(all_values):
+        return {}
+    stated -= {"run.epochs", "run.steps"}
     return {
-        path: value for path, value in flat(config).items() if path in stated and value not in (None, preset.get(path))
+        path: value for path, value in all_values.items() if path in stated and value not in (None, preset.get(path))
     }
 
 

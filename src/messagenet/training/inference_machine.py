@@ -257,7 +257,8 @@ class MachineTraining(TrainMethod):
         chosen = _choose_images(config, len(images))
         val = 0 if data.val is None else len(data.val)
         parameters = sum(parameter.numel() for parameter in model.head.parameters())
-        info = RunInfo(folder.root, 0, 1, 1, len(chosen), val, parameters, str(accelerator.device), 1, None)
+        sizes, device = (0, 1, 1, len(chosen), val, parameters), str(accelerator.device)
+        info = RunInfo(folder.root, config.model.summary(), *sizes, device, 1, None)
         self.callback.start(info)
         nodes = node_batches(model, Subset(images, chosen), config.loss["cell_label"])
         batches = [batch for i, batch in enumerate(nodes) if i % HELD_OUT]

@@ -273,7 +273,8 @@ class GradientTraining(TrainMethod):
         images = (len(self.data.train), 0 if self.data.val is None else len(self.data.val))
         parameters = sum(parameter.numel() for parameter in self.learner.parameters)
         device, processes = str(self.accelerator.device), self.accelerator.num_processes
-        return RunInfo(self.folder.root, *steps, *images, parameters, device, processes, self.best)
+        model = self.config.model.summary()
+        return RunInfo(self.folder.root, model, *steps, *images, parameters, device, processes, self.best)
 
     def _build_cache(self, make: Callable[..., FeatureCache], data: SegmentationData) -> FeatureCache:
         folder = Path(self.config.run.cache_folder or self.folder.features)

@@ -27,6 +27,7 @@ class RunInfo:
     """What is known before the first step."""
 
     folder: Path
+    model: str  # its parts on one line
     start_step: int  # steps taken before the run was resumed
     total_steps: int
     steps_per_epoch: int  # steps that see every image once
@@ -105,11 +106,12 @@ class Bar(TrainCallback):
         self._cache: TaskID | None = None
 
     def start(self, info: RunInfo) -> None:
-        """Prints the sizes of the run and shows the bar."""
+        """Prints the sizes of the run and the parts of the model, and shows the bar."""
         processes = f" x {info.processes} processes" if info.processes > 1 else ""
         to_score = f", {info.val_images} to score" if info.val_images else ""
         sizes = f"{info.images} training images{to_score}, {info.parameters / 1e6:.2f} million parameters"
         self.console.print(f"{sizes}, {info.device}{processes}")
+        self.console.out(info.model, highlight=False)
         if info.start_step >= info.total_steps:
             self.console.out(
                 f"this run is complete, all {info.total_steps} steps are taken; to train it for longer:\n"
