@@ -68,8 +68,10 @@ def test_train_predict_evaluate_on_a_folder(street, tmp_path, capsys):
     assert Image.open(tmp_path / "p" / "3.png").size == (32, 24)
     assert (tmp_path / "p" / "3.overlay.png").is_file()
     scores, report = tmp_path / "scores.json", tmp_path / "report.html"
+    rows = {f"--{kind}": tmp_path / f"scores.{kind}" for kind in ("csv", "latex")}
     arguments = ["--model", out / "best", "--data", f"folder:{street}", "--json", scores, "--report", report]
-    assert run("evaluate", *arguments) == 0
+    assert run("evaluate", *arguments, *(word for pair in rows.items() for word in pair)) == 0
+    assert [len(file.read_text().splitlines()) for file in rows.values()] == [2, 2]
     assert 0 <= json.loads(scores.read_text())["run"]["summary"]["mean_iou"] <= 1
     assert "<html" in report.read_text()
     assert "Mean IoU" in capsys.readouterr().out
@@ -215,6 +217,7 @@ def test_bad_data_is_one_line_and_exit_code_2(street, tmp_path, capsys, kind, wo
         (["infer", "nope.uai"], "cannot read nope.uai (No such file or directory); check the path"),
         (["infer", "model.uai", "-o", "."], ". is a folder; give a file such as model.MAR"),
         (["evaluate", "--report", "."], ". is a folder; give a file such as report.html"),
+        (["evaluate", "--csv", "."], ". is a folder; give a file such as scores.csv"),
         (["evaluate", "--json", "/"], "/ is a folder; give a file such as /scores.json"),
         (["data", "check", "synthetic:4", "--sheet", "."], ". is a folder; give a file such as sheet.png"),
         (["data", "check", "synthetic:4", "--sheet", "a/b.jpg"], "PNG image, not b.jpg; call it a/b.png"),

@@ -13,7 +13,17 @@ from messagenet.errors import InputError
 from messagenet.evaluation.boundary import trimap_iou, trimap_matrices
 from messagenet.evaluation.calibration import Reliability, reliability
 from messagenet.evaluation.confusion import confusion_matrix, mean_iou
-from messagenet.evaluation.scores import Band, Evaluator, ImageScore, ScoreRow, Scores, scores_table, summary_rows
+from messagenet.evaluation.scores import (
+    Band,
+    Evaluator,
+    ImageScore,
+    ScoreRow,
+    Scores,
+    scores_csv,
+    scores_latex,
+    scores_table,
+    summary_rows,
+)
 
 VOID = 255
 CLASSES = Classes(("sky", "land", "water"))
@@ -252,3 +262,16 @@ def test_only_like_is_compared():
         scores_table({"one": POOR, "other": Scores(("a", "c"), POOR.confusion)})
     with pytest.raises(InputError, match="no scores"):
         scores_table({})
+
+
+def test_rows_for_papers():
+    absent = Scores(("a_1", "b"), ((3, 0), (0, 0)))
+    methods = {"good, ours": Scores(("a_1", "b"), ((9, 1), (0, 10))), "50%": Scores(("a_1", "b"), ((5, 5), (0, 10)))}
+    assert scores_csv(methods) == 'method,mean,a_1,b\n"good, ours",90.45,90.00,90.91\n50%,58.33,50.00,66.67\n'
+    assert scores_csv(absent) == "method,mean,a_1,b\nscore,100.00,100.00,\n"
+    assert scores_latex(methods).splitlines() == [
+        r"% method & mean & a\_1 & b",
+        r"good, ours & \textbf{90.5} & \textbf{90.0} & \textbf{90.9} \\",
+        r"50\% & 58.3 & 50.0 & 66.7 \\",
+    ]
+    assert scores_latex(absent).splitlines()[1] == r"score & 100.0 & 100.0 & -- \\"

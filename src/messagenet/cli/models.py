@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -106,6 +105,8 @@ def evaluate(
     refine: Annotated[bool, typer.Option("--refine", help="Also score every model with a dense CRF on top.")] = False,
     report: Annotated[Path | None, typer.Option(help="Write a self-contained HTML report here.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the scores here, as JSON.")] = None,
+    csv_file: Annotated[Path | None, typer.Option("--csv", help="Write a row of class IoUs per model here.")] = None,
+    latex_file: Annotated[Path | None, typer.Option("--latex", help="Write the same rows here, for LaTeX.")] = None,
     imports: options.ImportOption = None,
 ) -> None:
     """Score models on labelled images: IoU, accuracy, boundaries, calibration.
@@ -113,9 +114,15 @@ def evaluate(
     `messagenet evaluate --model runs/a/best --model runs/b/best --data folder:street --report report.html`
     """
     from messagenet import api
-    from messagenet.evaluation import scores_table
+    from messagenet.evaluation import scores_csv, scores_json, scores_latex, scores_table
 
-    refuse_folder(json_file, "scores.json")
+    written = {
+        "scores.json": (json_file, scores_json),
+        "scores.csv": (csv_file, scores_csv),
+        "scores.tex": (latex_file, scores_latex),
+    }
+    for example, (file, _) in written.items():
+        refuse_folder(file, example)
     with progress("scoring") as bar:
         lines = functools.cache(functools.partial(advance, bar))  # one for each model
         named = api.evaluate_models(
@@ -132,9 +139,9 @@ def evaluate(
             progress=lambda name, done, total: lines(name)(done, total),
         )
     console.print(scores_table(named, f"{data} ({split})"))
-    if json_file:
-        content = {name: scores.to_dict() for name, scores in named.items()}
-        write_atomically(json_file, (json.dumps(content, indent=2) + "\n").encode())
+    for file, text in written.values():
+        if file:
+            write_atomically(file, text(named).encode())
     if report:
         print_line(f"report: {report}")
 

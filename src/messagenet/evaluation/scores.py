@@ -6,7 +6,9 @@ never occurs, the calibration of a method without marginals) is None, null in JS
 
 from __future__ import annotations
 
+import csv
 import dataclasses
+import io
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -310,6 +312,55 @@ def scores_table(scores: Scores | Mapping[str, Scores], title: str = "") -> Tabl
     return table
 
 
+def scores_json(scores: Scores | Mapping[str, Scores]) -> str:
+    """Every figure of every method as JSON."""
+    return json.dumps({name: each.to_dict() for name, each in by_method(scores).items()}, indent=2) + "\n"
+
+
+def scores_csv(scores: Scores | Mapping[str, Scores]) -> str:
+    """One line for each method: its name, mean IoU, and the IoU of each class, in percent; empty where undefined.
+
+    >>> print(scores_csv({"mine": Scores(("sky", "sea"), ((3, 1), (0, 4)))}), end="")
+    method,mean,sky,sea
+    mine,77.50,75.00,80.00
+    """
+    methods = by_method(scores)
+    columns = [_mean_row(methods), *class_rows(methods)]
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["method", "mean", *shared_classes(methods)])
+    for i, name in enumerate(methods):
+        writer.writerow([name, *("" if (v := column.values[i]) is None else f"{100 * v:.2f}" for column in columns)])
+    return text.getvalue()
+
+
+def scores_latex(scores: Scores | Mapping[str, Scores]) -> str:
+    """The same as rows of a LaTeX table, the best of each column in bold; a comment names the columns."""
+    methods = by_method(scores)
+    columns = [_mean_row(methods), *class_rows(methods)]
+    lines = ["% " + " & ".join(["method", "mean", *map(_latex, shared_classes(methods))])]
+    for i, name in enumerate(methods):
+        cells = [column.cells[i].replace("%", "").replace("–", "--") for column in columns]
+        bold = [column.is_best[i] for column in columns]
+        row = [rf"\textbf{{{cell}}}" if best else cell for cell, best in zip(cells, bold, strict=True)]
+        lines.append(" & ".join([_latex(name), *row]) + r" \\")
+    return "\n".join(lines) + "\n"
+
+
+def _latex(text: str) -> str:
+    """The text with LaTeX's special characters escaped.
+
+    >>> _latex("traffic_sign & 50%")
+    'traffic\\\\_sign \\\\& 50\\\\%'
+    """
+    marks = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+    return "".join(marks.get(c, f"\\{c}" if c in "&%$#_{}" else c) for c in text)
+
+
+def _mean_row(methods: Mapping[str, Scores]) -> ScoreRow:
+    return ScoreRow("Mean IoU", tuple(scores.mean_iou for scores in methods.values()))
+
+
 def class_rows(methods: Mapping[str, Scores]) -> tuple[ScoreRow, ...]:
     """IoU of each class, one column per method."""
     columns = [scores.class_iou for scores in methods.values()]
@@ -326,7 +377,7 @@ def summary_rows(methods: Mapping[str, Scores]) -> tuple[ScoreRow, ...]:
     widths = sorted({width for band in bands for width in band})
     limits = sorted({limit for group in sizes for limit in group})
     rows = [
-        ScoreRow("Mean IoU", tuple(s.mean_iou for s in columns)),
+        _mean_row(methods),
         ScoreRow("Pixel accuracy", tuple(s.pixel_accuracy for s in columns)),
         ScoreRow("Frequency-weighted IoU", tuple(s.frequency_weighted_iou for s in columns)),
         *(ScoreRow(f"Trimap IoU, {width} px", tuple(b.get(width) for b in bands)) for width in widths),
