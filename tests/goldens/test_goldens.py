@@ -40,7 +40,7 @@ def digest(content: bytes) -> str:
 
 def first_weights(system: str) -> str:
     config = load_config("tiny")
-    if system == "fcn8s":
+    if system in ("fcn8s", "deconvnet"):
         config = override(config, {"model.backbone": "efficientnet_lite0"})
     model = build_model(SYSTEMS[system].apply(config), SCENE_CLASSES).model
     tensors = (values.contiguous().numpy().tobytes() for values in model.state_dict().values())

@@ -115,7 +115,7 @@ def test_separate_features_have_a_backbone_each():
 
 def test_how_many_numbers_a_factor_has():
     for kind in kinds("head"):
-        backbone = "efficientnet_lite0" if kind == "fcn8s" else "tiny"
+        backbone = "efficientnet_lite0" if kind in ("fcn8s", "deconvnet") else "tiny"
         model = SegmentationModel(backbone, 4, kind)
         if kind != "message":
             assert model.head.outputs_per_factor == (16 if kind == "crf" else 4)
@@ -401,7 +401,7 @@ def test_every_head_can_have_one(kind, tmp_path):
 
 
 def test_those_that_cannot_say_so():
-    assert set(kinds("head")) - set(TAKES_NECK) == {"fcn8s", "inference_machine"}
+    assert set(kinds("head")) - set(TAKES_NECK) == {"fcn8s", "deconvnet", "inference_machine"}
     for kind in ("fcn8s", "inference_machine"):
         with pytest.raises(InputError, match="takes no neck; leave it out"):
             SegmentationModel("efficientnet_lite0", 3, kind, neck="separable")

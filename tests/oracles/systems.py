@@ -82,6 +82,7 @@ SYSTEMS = {
     "attention": System({"kind": "attention", "width": 6, "hidden": 6}),
     "transformer": System({"kind": "attention", "width": 8, "hidden": 6, "layers": 2, "feed_forward": True}),
     "fcn8s": System({"kind": "fcn8s"}, LITE),
+    "deconvnet": System({"kind": "deconvnet"}, LITE),
 }
 LOSSES = {
     "cross_entropy": lambda: CrossEntropy(),

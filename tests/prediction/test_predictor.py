@@ -189,6 +189,7 @@ HEADS = [
     ("tiny", {"kind": "crf", "hidden": 6}),
     ("tiny", {"kind": "message", "iterations": 2}),
     ("efficientnet_lite0", "fcn8s"),
+    ("efficientnet_lite0", "deconvnet"),
     ("hand_crafted", "inference_machine"),
 ]
 

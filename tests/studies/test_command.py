@@ -50,7 +50,7 @@ def test_all_systems_that_fit(
     monkeypatch.setattr("messagenet.studies.compare", compare)
     assert run("compare", "--systems", "all", "--data", "synthetic:8", "--out", tmp_path) == 0
     assert {"unary", "dilated", "crf_likelihood", "message_t2"} <= set(asked)
-    assert not {"fcn8s", "deeplab_mcl"} & set(asked)
+    assert not {"fcn8s", "deconvnet", "deeplab_mcl"} & set(asked)
     assert "message_t1" not in asked  # the same as message
     assert (
         run("compare", "--systems", "all", "--data", "synthetic:8", "--out", tmp_path, "--set", "data.balance=0.5") == 0

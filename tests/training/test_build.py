@@ -41,7 +41,7 @@ def test_every_system_starts_from_the_bundled_model(system: str) -> None:
         return
     expected = {name for name, _ in built.named_parameters() if name.startswith(("backbones.", "neck."))}
     assert pretrained == expected
-    assert (built.neck is None) == (system == "fcn8s")
+    assert (built.neck is None) == (system in ("fcn8s", "deconvnet"))
 
 
 def test_a_mistyped_start_is_told_the_right_name() -> None:

@@ -21,7 +21,7 @@ from messagenet.training.systems import SYSTEMS, apply_system, custom_system
 
 HEAVY = "deeplab_mcl"  # VGG-16 at three scales
 TRAINED = [name for name in SYSTEMS if name != HEAVY]
-TINY = [name for name in TRAINED if name != "fcn8s"]
+TINY = [name for name in TRAINED if name not in ("fcn8s", "deconvnet")]
 SHARED = (
     "run.steps=2",
     "run.batch_size=2",
@@ -29,7 +29,7 @@ SHARED = (
     "model.backbone.width=32",
     "model.head.relations=[surrounding:3cells, above:3cells]",
 )
-FCN = (*SHARED, "model.backbone=efficientnet_lite0")
+LEVELS = (*SHARED, "model.backbone=efficientnet_lite0")
 
 
 def test_every_head_and_every_loss_is_in_a_system() -> None:
@@ -41,7 +41,7 @@ def test_every_head_and_every_loss_is_in_a_system() -> None:
 
 @pytest.mark.parametrize("system", TRAINED)
 def test_trained_saved_loaded_and_scored(system: str, run: Callable[..., TrainResult], scenes: DataSets) -> None:
-    result = run(system=system, shared=FCN if system == "fcn8s" else SHARED)
+    result = run(system=system, shared=SHARED if system in TINY else LEVELS)
     config = load_config(result.folder / "config.yaml")
     assert result.steps == (2 if config.run.method == "gradient" else 1)
     model = SegmentationModel.from_pretrained(result.folder / "last")
@@ -134,7 +134,7 @@ def test_cached_features_train_the_same_head(system: str, run: Callable[..., Tra
 
 
 def test_pixels_and_smoothing_where_they_apply() -> None:
-    for kind in ("fcn8s", "deeplab_crf", "crf_rnn", "inference_machine", "convolution"):
+    for kind in ("fcn8s", "deconvnet", "deeplab_crf", "crf_rnn", "inference_machine", "convolution"):
         values = {"model.head": kind, "loss": {"resolution": "pixels", "label_smoothing": 0.1}}
         assert override(TrainConfig(), values).loss["label_smoothing"] == 0.1
 
@@ -154,7 +154,7 @@ def test_every_preset_can_be_trained_as_every_system(system: str, preset: str) -
             assert config.model.head[name] == value
 
 
-@pytest.mark.parametrize("system", ["fcn8s", "inference_machine", "machine_forward", "machine_dagger"])
+@pytest.mark.parametrize("system", ["fcn8s", "deconvnet", "inference_machine", "machine_forward", "machine_dagger"])
 def test_a_system_drops_the_neck_of_a_preset_but_not_one_that_was_set(system: str) -> None:
     assert load_config("finetune").model.neck is not None
     config = choose_config(data="folder:street", system=system)

@@ -54,8 +54,8 @@ IterationsOption = Annotated[
 ]
 SYSTEMS_HELP = (
     "`message`, `unary`, `context_crf`, `crf_pseudo`, `crf_likelihood`, `deeplab_crf`, `deeplab_mcl`, `crf_rnn`, "
-    "`inference_machine`, `machine_forward`, `machine_dagger`, `fcn8s`; controls: `ensemble`, `convolution`, "
-    "`dilated`, `pyramid_pooling`, `aspp`, `attention`, `transformer`"
+    "`inference_machine`, `machine_forward`, `machine_dagger`, `fcn8s`, `deconvnet`; controls: `ensemble`, "
+    "`convolution`, `dilated`, `pyramid_pooling`, `aspp`, `attention`, `transformer`"
 )
 
 

@@ -7,8 +7,8 @@ from messagenet.models.base import Head, InputSpec, SegmentationModel
 from messagenet.models.controls import ASPPHead, AttentionHead, ConvolutionHead, PyramidPoolingHead, matched_ensemble
 from messagenet.models.crf import CRFHead
 from messagenet.models.dense_crf import CRFRNN, DeepLabCRF
-from messagenet.models.fcn8s import FCN8s
 from messagenet.models.inference_machine import InferenceMachine
+from messagenet.models.levels import DeconvNet, FCN8s
 from messagenet.models.message import MessageNet, UnaryHead, UnaryNet
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "AttentionHead",
     "CRFHead",
     "ConvolutionHead",
+    "DeconvNet",
     "DeepLabCRF",
     "FCN8s",
     "Head",

@@ -173,7 +173,7 @@ def fitting_systems(shared: TrainConfig, classes: Classes) -> tuple[list[System]
     >>> from messagenet.data import SCENE_CLASSES
     >>> systems, left_out = fitting_systems(load_config("tiny"), SCENE_CLASSES)
     >>> list(left_out)
-    ['fcn8s', 'deeplab_mcl', 'message_t1']
+    ['fcn8s', 'deconvnet', 'deeplab_mcl', 'message_t1']
     """
     reasons = {name: _obstacle(system, shared, classes) for name, system in SYSTEMS.items()}
     same = f"message_t{shared.model.head.get('iterations')}"

@@ -71,6 +71,7 @@ SYSTEMS: dict[str, System] = {
     for system in (
         _head("unary", "unary only"),
         _head("fcn8s", "FCN-8s"),
+        _head("deconvnet", "DeconvNet"),
         _head("deeplab_crf", "DeepLab-CRF"),
         System(
             "deeplab_mcl",

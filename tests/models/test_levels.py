@@ -1,4 +1,4 @@
-"""FCN-8s: scores added up as published, on any size, with either backbone."""
+"""FCN-8s and DeconvNet: scores as published, on any size, with either backbone."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class Pyramid(nn.Module):
         return [functional.avg_pool2d(images, stride) for stride in (8, 16, 32)]
 
 
-def fcn8s(backbone="efficientnet_lite0", **options):
-    return SegmentationModel(backbone, 3, "fcn8s", **options)
+def fcn8s(backbone="efficientnet_lite0", kind="fcn8s", **options):
+    return SegmentationModel(backbone, 3, kind, **options)
 
 
 def random_scores(net):
-    for parameter in net.head.scores.parameters():
+    for parameter in net.head.parameters():
         nn.init.normal_(parameter)
     return net
 
@@ -57,9 +57,45 @@ def test_scores_of_three_levels_are_enlarged_and_added():
     torch.testing.assert_close(net(images), s8 + enlarged(s16 + enlarged(s32)), rtol=1e-5, atol=1e-5)
 
 
+def unpooled(values, levels):
+    """Each value where the level has its first maximum of 2×2, else 0: written down as loops."""
+    out = torch.zeros_like(levels)
+    for image, channel, row, column in torch.cartesian_prod(*map(torch.arange, values.shape)).tolist():
+        cell = levels[image, channel, 2 * row : 2 * row + 2, 2 * column : 2 * column + 2]
+        dy, dx = divmod(int(cell.flatten().argmax()), 2)
+        out[image, channel, 2 * row + dy, 2 * column + dx] = values[image, channel, row, column]
+    return out
+
+
+def layer(x, module):
+    """A 3×3 layer, written down: products summed, normalised over an image, and a ReLU."""
+    linear, norm, _ = module
+    weight = linear.weight
+    if isinstance(linear, nn.ConvTranspose2d):  # the transpose of a convolution: its kernel turned by half a circle
+        weight = weight.transpose(0, 1).flip(2, 3)
+    patches = functional.unfold(x, 3, padding=1).unflatten(2, x.shape[2:])
+    x = torch.einsum("kp,bphw->bkhw", weight.flatten(1), patches) + linear.bias[:, None, None]
+    mean, variance = x.mean((1, 2, 3), keepdim=True), x.var((1, 2, 3), correction=0, keepdim=True)
+    x = (x - mean) / (variance + norm.eps).sqrt() * norm.weight[:, None, None] + norm.bias[:, None, None]
+    return x.clamp(min=0)
+
+
+def test_a_decoder_unpools_by_the_switches_of_the_encoder():
+    torch.manual_seed(0)
+    net = random_scores(fcn8s(Pyramid(), "deconvnet")).double()
+    images = torch.rand(2, 3, 64, 96, dtype=torch.float64)
+    f8, f16, x = Pyramid().level_maps((images - net.mean) / net.std)
+    head = net.head
+    x = layer(unpooled(layer(x, head.before[0]), f16), head.after[0])
+    x = layer(unpooled(layer(x, head.before[1]), f8), head.after[1])
+    expected = torch.einsum("kc,bchw->bkhw", head.score.weight[:, :, 0, 0], x) + head.score.bias[:, None, None]
+    torch.testing.assert_close(net(images), expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("kind", ["fcn8s", "deconvnet"])
 @pytest.mark.parametrize("size", [(1, 1), (33, 50), (64, 31)])
-def test_any_size_gives_one_node_per_eight_pixels(size):
-    net = random_scores(fcn8s()).eval()
+def test_any_size_gives_one_node_per_eight_pixels(size, kind):
+    net = random_scores(fcn8s(kind=kind)).eval()
     images = torch.rand(1, 3, *size)
     logits = net(images)
     assert logits.shape == (1, 3, -(-size[0] // 8), -(-size[1] // 8))
@@ -93,9 +129,10 @@ def test_vgg16_is_scored_at_pool3_pool4_and_block6():
         assert net(images).shape == (1, 3, 8, 4)
 
 
-def test_every_parameter_is_trained_and_padding_is_not():
+@pytest.mark.parametrize("kind", ["fcn8s", "deconvnet"])
+def test_every_parameter_is_trained_and_padding_is_not(kind):
     torch.manual_seed(0)
-    net = random_scores(fcn8s()).train()
+    net = random_scores(fcn8s(kind=kind)).train()
     sizes = torch.tensor([[64, 64], [64, 40]])
     masks = torch.randint(0, 3, (2, 64, 64))
     masks[1, :, 40:] = 255
@@ -139,9 +176,10 @@ def test_options_of_the_backbone_are_kept():
     assert net.config["backbone"]["output_stride"] == 32
 
 
-def test_an_image_in_a_padded_batch_ends_where_it_would_alone():
+@pytest.mark.parametrize("kind", ["fcn8s", "deconvnet"])
+def test_an_image_in_a_padded_batch_ends_where_it_would_alone(kind):
     torch.manual_seed(0)
-    net = random_scores(fcn8s(Pyramid())).double().eval()
+    net = random_scores(fcn8s(Pyramid(), kind)).double().eval()
     images = [torch.rand(1, 3, *size, dtype=torch.float64) for size in ((40, 33), (70, 96))]
     batch = torch.zeros(2, 3, 96, 96, dtype=torch.float64)
     batch[:] = net.mean
