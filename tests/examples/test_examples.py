@@ -7,7 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
@@ -42,3 +44,29 @@ def test_decoders_start_as_belief_propagation():
     assert (wrong[:, 0] == wrong[:, 1]).all()
     trained = run("ldpc.py", "--steps", "3", "--batches", "3")
     assert trained[:, 1] == pytest.approx(wrong[:, 0], abs=0.15)
+
+
+def test_regions_gain_from_their_neighbours():
+    scores = run("regions.py", "--data", "synthetic:40", "--epochs", "10", "--iterations", "2", "--regions", "60")
+    alone, one, two, perfect = (
+        scores[name]
+        for name in ("zoom-out features alone", "learned messages, T = 1", "learned messages, T = 2", "perfect labels")
+    )
+    assert alone + 0.03 < one < perfect
+    assert alone + 0.03 < two < perfect
+
+
+def test_regions_are_adjacent_along_their_longest_border():
+    adjacent = runpy.run_path(str(EXAMPLES / "regions.py"))["adjacent"]
+    regions = np.array([[0, 0, 0, 1], [2, 2, 3, 1], [2, 2, 3, 1]])
+    assert adjacent(regions) == {"above": [(0, 2), (0, 3)], "beside": [(0, 1), (1, 3), (2, 3)]}
+    assert adjacent(regions[::-1]) == {"above": [(2, 0), (3, 0)], "beside": [(0, 1), (1, 3), (2, 3)]}
+
+
+def test_features_of_a_region_are_means_over_it():
+    zoom_out = runpy.run_path(str(EXAMPLES / "regions.py"))["zoom_out"]
+    regions = np.repeat(np.repeat(np.array([[0, 0, 1], [2, 1, 1]]), 4, 0), 4, 1)
+    fine = torch.arange(6.0).reshape(1, 1, 2, 3)
+    coarse = torch.tensor([[[[7.0]], [[8.0]]]])
+    expected = [[0.5, 7, 8, 7, 8], [(2 + 4 + 5) / 3, 7, 8, 7, 8], [3, 7, 8, 7, 8]]
+    torch.testing.assert_close(zoom_out([fine, coarse], regions), torch.tensor(expected))

@@ -83,10 +83,10 @@ def as_levels(backbone: nn.Module) -> nn.Module:
         backbone.fusion = nn.ModuleDict()
     elif isinstance(backbone, VGG16):
         if len(backbone.scales) > 1:
-            raise InputError(f"FCN-8s looks at one scale; give vgg16 scales=[1.0], not {list(backbone.scales)}")
+            raise InputError(f"this head looks at one scale; give vgg16 scales=[1.0], not {list(backbone.scales)}")
     elif not isinstance(backbone, Levels):
         raise InputError(
-            f"the backbone {type(backbone).__name__} has no maps at strides 8, 16 and 32, which FCN-8s adds up; "
+            f"the backbone {type(backbone).__name__} has no maps at strides 8, 16 and 32, which this head reads; "
             "choose efficientnet_lite0 or vgg16"
         )
     return backbone
