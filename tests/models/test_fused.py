@@ -55,6 +55,29 @@ def test_one_convolution(channels, outputs, kernel, stride, dilation, size, dept
             torch.testing.assert_close(FusedProjection(plain)(x), wanted, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("kernel", [1, 3])
+def test_bfloat16_rounds_what_it_reads_and_what_it_writes(kernel: int) -> None:
+    plain = randomised(ConvolutionNorm(9, 7, kernel, 1, 1, 1))
+    x = torch.randn(2, 9, 6, 5).to(memory_format=torch.channels_last)
+    weight, bias = (values.detach().bfloat16().double() for values in plain.folded())
+    exact = nn.functional.conv2d(x.bfloat16().double(), weight, bias, padding=kernel // 2)
+    with torch.inference_mode():
+        found = [FusedConvolution(plain, torch.bfloat16, relu6=False)(x)]
+        found += [FusedProjection(plain, torch.bfloat16)(x)] if kernel == 1 else []
+    for values in found:
+        assert values.dtype == torch.bfloat16
+        torch.testing.assert_close(values.double(), exact, rtol=2**-8, atol=1e-5)
+
+
+def test_a_network_in_bfloat16_takes_and_gives_float32() -> None:
+    network = randomised(build_backbone("efficientnet_lite0", width=24))
+    images = torch.rand(1, 3, 64, 96)
+    with torch.inference_mode():
+        wanted, found = network(images), fused(network, torch.bfloat16)(images)
+    assert found.dtype == torch.float32
+    assert 0 < float((found - wanted).abs().mean() / wanted.abs().mean()) < 0.3  # random weights amplify errors
+
+
 @pytest.mark.parametrize("residual", [False, True])
 @pytest.mark.parametrize("expansion", [1, 4])
 def test_one_block(residual: bool, expansion: int) -> None:

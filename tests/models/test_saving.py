@@ -80,6 +80,7 @@ def test_the_file_says_what_to_build(tmp_path):
             "classes": {"names": ["ground", "sky", "tree"], "colours": [[1, 2, 3], [4, 5, 6], [7, 8, 9]]},
             "void_values": [],
             "longest_side": None,
+            "precision": "float32",
             "mean": [0.485, 0.456, 0.406],
             "std": [0.229, 0.224, 0.225],
         },
@@ -118,7 +119,9 @@ def test_unary_nets_and_own_backbones_come_back(tmp_path):
 
 
 def test_what_a_model_is_for_is_remembered(tmp_path):
-    spec = InputSpec(CLASSES, void_values=(11, 1000), longest_side=384, mean=(0.1, 0.2, 0.3), std=(1.0, 2.0, 3.0))
+    spec = InputSpec(
+        CLASSES, void_values=(11, 1000), longest_side=384, precision="bf16", mean=(0.1,) * 3, std=(2.0,) * 3
+    )
     model = UnaryNet("tiny", spec, hidden=4)
     loaded = SegmentationModel.from_pretrained(model.save(tmp_path))
     assert loaded.input == spec
@@ -126,6 +129,8 @@ def test_what_a_model_is_for_is_remembered(tmp_path):
     assert torch.equal(loaded.normalise(images), model.normalise(images))
     model.input = replace(spec, longest_side=96)
     assert SegmentationModel.from_pretrained(model.save(tmp_path)).input.longest_side == 96
+    change_config(tmp_path, lambda config: config["input"].pop("precision"))  # as saved by earlier versions
+    assert SegmentationModel.from_pretrained(tmp_path).input.precision == "float32"
 
 
 def change_config(folder, change):
@@ -139,6 +144,7 @@ def change_config(folder, change):
     [
         (lambda c: c["input"].update(void_values=[-3]), r"config\.json.*void value -3"),
         (lambda c: c["input"].update(longest_side="large"), "longest_side is 'large'; give a whole number or null"),
+        (lambda c: c["input"].update(precision="int8"), "precision is 'int8'; give "),
         (lambda c: c["input"].pop("mean"), "input: mean missing; save the model again"),
         (lambda c: c["input"].update(colour=1), "input: unknown entry 'colour'"),
         (lambda c: c["input"].update(classes=3), "classes are 3"),

@@ -69,6 +69,23 @@ def test_scales_average_marginals(net):
     torch.testing.assert_close(marginals.sum(0), torch.ones(24, 40), rtol=1e-4, atol=1e-4)
 
 
+def test_precision_is_asked_for_or_what_the_model_is_for(monkeypatch):
+    torch.manual_seed(0)
+    model, image = SegmentationModel("efficientnet_lite0", 3, "unary").eval(), random_image(64, 96)
+    exact, rounded = (Predictor(model, PredictOptions(precision=each)) for each in ("float32", "bf16"))
+    torch.testing.assert_close(rounded.marginals(image), exact.marginals(image), rtol=0.1, atol=0.05)
+    assert not torch.equal(rounded.marginals(image), exact.marginals(image))
+    model.input = replace(model.input, precision="bf16")
+    for instructions, expected in ((True, rounded), (False, exact)):
+        monkeypatch.setattr("messagenet.prediction.predictor.has_bf16_instructions", lambda value=instructions: value)
+        assert torch.equal(Predictor(model).marginals(image), expected.marginals(image))
+    for head in ("fcn8s", "unary"):
+        levels = SegmentationModel("efficientnet_lite0", 3, head).eval()
+        assert Predictor(levels, PredictOptions(precision="bf16")).marginals(image).dtype == torch.float32
+    with pytest.raises(InputError, match="precision is 'fp8'; give "):
+        PredictOptions(precision="fp8")
+
+
 def test_large_images_are_reduced_to_what_the_model_is_for(net, tmp_path):
     image = random_image(60, 120)
     whole = Predictor(net).marginals(image)

@@ -66,11 +66,18 @@ def predict_options(
     ] = "1",
     tile: Annotated[int, typer.Option(help="Predict images with a longer side than this in tiles.")] = 1024,
     longest_side: LongestSideOption = None,
+    precision: Annotated[
+        str | None,
+        typer.Option(
+            help="Of the features on a CPU: `float32`, or `bf16`, faster on processors with instructions for it. "
+            "Default: the model's, which is bf16 only on those."
+        ),
+    ] = None,
 ) -> Any:
     """How to predict, from the options of every command that predicts or scores."""
     from messagenet.prediction import PredictOptions
 
-    return PredictOptions(flip, numbers(scales), tile, longest_side=longest_side)
+    return PredictOptions(flip, numbers(scales), tile, longest_side=longest_side, precision=precision)  # type: ignore[arg-type]
 
 
 def takes_predict_options(command: Callable[..., None]) -> Callable[..., None]:

@@ -34,6 +34,7 @@ from messagenet.settings import KIND, Spec, between, build, component, convert, 
 NECK_KERNEL = 5
 SHARED = "shared"  # name of the backbone that all factor types share
 Purpose = Literal["loss", "prediction"]
+Precision = Literal["float32", "bf16"]
 
 
 @dataclass(frozen=True)
@@ -44,12 +45,14 @@ class InputSpec:
         classes: What its labels mean.
         void_values: Mask values, besides 255, that meant "not labelled" in training.
         longest_side: Larger images are reduced to this many pixels before prediction; None for any size.
+        precision: Of backbone and neck in prediction on a CPU: "float32", or "bf16" if it has instructions for it.
         mean, std: Of the values (in 0..1) that images are normalised with, one for each channel of an image.
     """
 
     classes: Classes
     void_values: tuple[int, ...] = ()
     longest_side: int | None = None
+    precision: Precision = "float32"
     mean: tuple[float, ...] = IMAGENET_MEAN
     std: tuple[float, ...] = IMAGENET_STD
 
@@ -58,6 +61,7 @@ class InputSpec:
         side = self.longest_side
         if side is not None and (type(side) is not int or side < 1):
             raise InputError(f"longest_side is {side!r}; give a number of pixels")
+        convert(self.precision, Precision, "precision")
         if not len(self.mean) == len(self.std) > 0:
             raise InputError(f"mean and std have {len(self.mean)} and {len(self.std)} values; give one per channel")
 

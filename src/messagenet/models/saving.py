@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from messagenet.bundled import bundled_models, model_folder
 from messagenet.data.classes import Classes
 from messagenet.errors import InputError, nearest, some, write_atomically
-from messagenet.models.base import InputSpec, SegmentationModel
+from messagenet.models.base import InputSpec, Precision, SegmentationModel
 from messagenet.settings import component, convert
 
 MODEL_FORMAT = 2
@@ -31,6 +31,7 @@ PARTS = ("backbone", "neck", "head")
 INPUT = {
     "void_values": tuple[int, ...],
     "longest_side": int | None,
+    "precision": Precision,
     "mean": tuple[float, ...],
     "std": tuple[float, ...],
 }
@@ -110,6 +111,8 @@ def read_config(folder: Path) -> dict[str, Any]:
     _check_keys(str(path), {STORED: None, **config}, ("format", "model", "input", STORED))
     if config.get(STORED) not in (None, HALF):
         raise InputError(f"{path}: parameters are stored as {config[STORED]!r}; this version reads {HALF!r}")
+    if isinstance(config["input"], dict):
+        config["input"].setdefault("precision", InputSpec.precision)  # older models do not say it
     for section, keys in (("model", (*PARTS, "separate_features")), ("input", ("classes", *INPUT))):
         if not isinstance(config[section], dict):
             raise InputError(f"{path}: {section} is {config[section]!r}; save the model again")

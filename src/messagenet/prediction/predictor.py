@@ -39,8 +39,10 @@ from messagenet.geometry import Features, bilinear_sample, map_size, node_centre
 from messagenet.inference.dense import DEEPLAB, DenseGraph, DenseMeanField, Kernel
 from messagenet.message_passing import MessagePassing
 from messagenet.models import SegmentationModel
-from messagenet.models.backbones import fused
+from messagenet.models.backbones import fused, has_bf16_instructions
+from messagenet.models.base import Precision, head_trait
 from messagenet.prediction.tiles import join_tiles
+from messagenet.settings import convert
 
 Forward = Callable[[Tensor], Tensor]
 State = tuple[tuple[int, int, int], ...]
@@ -96,6 +98,8 @@ class PredictOptions:
             the model is for, 0 for never.
         refine: A dense CRF on top, if there is to be one.
         iterations: Of learned messages; None for as many as the model was trained for.
+        precision: Of backbone and neck on a CPU, "float32" or "bf16"; None for what the model is for, which is bf16
+            only on a processor with instructions for it.
     """
 
     flip: bool = False
@@ -105,6 +109,7 @@ class PredictOptions:
     longest_side: int | None = None
     refine: Refinement | None = None
     iterations: int | None = None
+    precision: Precision | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "scales", tuple(self.scales))
@@ -117,6 +122,7 @@ class PredictOptions:
             )
         if self.longest_side is not None and self.longest_side < 0:
             raise InputError(f"longest_side is {self.longest_side}; give a number of pixels, or 0 for any size")
+        convert(self.precision, Precision | None, "precision")
 
     @property
     def tile_overlap(self) -> int:
@@ -291,9 +297,15 @@ class Predictor:
             return self._with_iterations()
         state = _state(self.model.backbones) + _state(self.model.neck or nn.Identity())
         if self._fused is None or state != self._fused_state:
-            self._fused, self._fused_state = _fuse_convolutions(self.model), state
+            self._fused, self._fused_state = _fuse_convolutions(self.model, self.dtype), state
         self._fused.head = self._with_iterations().head  # the model's may have been replaced
         return self._fused
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Working type of backbone and neck on a CPU."""
+        asked = self.options.precision or (self.model.input.precision if has_bf16_instructions() else "float32")
+        return torch.bfloat16 if asked == "bf16" else torch.float32
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_fused": None, "_fused_state": ()}
@@ -345,10 +357,11 @@ def _replace(model: SegmentationModel, **parts: nn.Module | None) -> Segmentatio
     return other
 
 
-def _fuse_convolutions(model: SegmentationModel) -> SegmentationModel:
-    """The model with fused backbones and neck."""
-    backbones = nn.ModuleDict({name: fused(backbone) for name, backbone in model.backbones.items()})
-    return _replace(model, backbones=backbones, neck=None if model.neck is None else fused(model.neck))
+def _fuse_convolutions(model: SegmentationModel, dtype: torch.dtype) -> SegmentationModel:
+    """The model with fused backbones and neck; levels of a backbone are read in float32."""
+    dtype = torch.float32 if head_trait(model.head, "level_strides") else dtype
+    backbones = nn.ModuleDict({name: fused(backbone, dtype) for name, backbone in model.backbones.items()})
+    return _replace(model, backbones=backbones, neck=None if model.neck is None else fused(model.neck, dtype))
 
 
 def _state(module: nn.Module) -> State:

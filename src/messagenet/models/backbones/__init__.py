@@ -16,7 +16,7 @@ from torch.nn import functional
 from messagenet.errors import InputError, nearest
 from messagenet.models.backbones.base import IMAGENET_STD, Backbone
 from messagenet.models.backbones.efficientnet_lite import EfficientNetLite, EfficientNetLite0, load_efficientnet_lite
-from messagenet.models.backbones.fused import fused
+from messagenet.models.backbones.fused import fused, has_bf16_instructions
 from messagenet.models.backbones.hand_crafted import HandCrafted
 from messagenet.models.backbones.tiny import Tiny
 from messagenet.models.backbones.vgg16 import VGG16, load_vgg16
@@ -31,6 +31,7 @@ __all__ = [
     "Tiny",
     "as_levels",
     "fused",
+    "has_bf16_instructions",
     "level_maps",
     "level_spec",
     "load_efficientnet_lite",
