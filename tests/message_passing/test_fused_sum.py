@@ -14,7 +14,15 @@ from hypothesis import strategies as st
 
 from messagenet import InputError, above, below, four_neighbours, surrounding
 from messagenet.message_passing import relu_sum, use_backend
-from messagenet.message_passing.fused_sum import BACKENDS, backend_for, member_box, windowed_gradients, windowed_total
+from messagenet.message_passing.fused_sum import (
+    BACKENDS,
+    backend_for,
+    box_sum,
+    in_parts,
+    member_box,
+    windowed_gradients,
+    windowed_total,
+)
 
 
 def by_definition(receiver, sender, offsets, gate=None):
@@ -176,3 +184,49 @@ def test_inputs_may_lie_in_memory_in_any_way():
     receiver, sender = (torch.randn(1, 5, 4, 3).permute(0, 2, 3, 1).requires_grad_() for _ in range(2))
     torch.library.opcheck(torch.ops.messagenet.relu_sum, (receiver, sender, [0, 1, 1]))
     torch.testing.assert_close(relu_sum(receiver, sender, ((0, 1),)), by_definition(receiver, sender, ((0, 1),)))
+
+
+def box_by_definition(values, offsets):
+    _, height, width, _ = values.shape
+    rows = []
+    for y in range(height):
+        for x in range(width):
+            inside = [(y + dy, x + dx) for dy, dx in offsets if 0 <= y + dy < height and 0 <= x + dx < width]
+            rows.append(sum((values[:, row, column] for row, column in inside), torch.zeros_like(values[:, 0, 0])))
+    return torch.stack(rows, 1).reshape(values.shape) + 0 * values
+
+
+@st.composite
+def rectangles(draw):
+    top, left = draw(st.integers(-9, 9)), draw(st.integers(-9, 9))
+    bottom, right = top + draw(st.integers(0, 12)), left + draw(st.integers(0, 12))
+    centre = draw(st.booleans())
+    cells = tuple((y, x) for y in range(top, bottom + 1) for x in range(left, right + 1) if centre or (y, x) != (0, 0))
+    return cells or ((0, 1),)
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    offsets=st.one_of(rectangles(), random_offsets()),
+    shape=st.tuples(st.integers(1, 2), st.integers(1, 8), st.integers(1, 8), st.integers(1, 9)),
+    seed=st.integers(0, 2**31),
+)
+def test_box_sums_equal_the_definition(offsets, shape, seed):
+    torch.manual_seed(seed)
+    values, weights = (torch.randn(shape, dtype=torch.float64) for _ in range(2))
+    values.requires_grad_()
+    expected = box_by_definition(values, offsets)
+    (right,) = torch.autograd.grad((expected * weights).sum(), values)
+    for backend in ("numba", "loop"):
+        with use_backend(backend):
+            total = box_sum(values, offsets) + 0 * values  # a graph even where no sender is inside
+            (gradient,) = torch.autograd.grad((total * weights).sum(), values)
+        torch.testing.assert_close(total, expected, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(gradient, right, rtol=1e-12, atol=1e-12)
+
+
+def test_parts_cover_a_range_once():
+    for count, parts in ((0, 2), (1, 4), (7, 3)):
+        seen: list[tuple[int, int]] = []
+        in_parts(lambda *bounds, into=seen: into.append(bounds), count, parts)
+        assert sorted(i for bounds in seen for i in range(*bounds)) == list(range(count))

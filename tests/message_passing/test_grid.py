@@ -370,8 +370,8 @@ class Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
-        if func.namespace == "messagenet":
-            name = func._schema.name.removeprefix("messagenet::")
+        name = func._schema.name.removeprefix("messagenet::")
+        if func.namespace == "messagenet" and not name.startswith("rectangle_sum"):  # over nodes, not edges
             if name == "pass_edges":
                 name += " keep" if args[-1] else " sum"
             self.operators[name] = self.operators.get(name, 0) + 1

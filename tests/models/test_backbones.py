@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from messagenet.data.images import IMAGENET_MEAN
 from messagenet.errors import InputError
 from messagenet.models.backbones import IMAGENET_STD, VGG16, Backbone, EfficientNetLite0, Tiny
-from messagenet.models.backbones.efficientnet_lite import ConvolutionNorm, InvertedResidual, dilated
+from messagenet.models.backbones.efficientnet_lite import ConvolutionNorm, InvertedResidual, dilated, kernel_gradient
 from messagenet.models.backbones.vgg16 import _resized
 from messagenet.models.base import check_backbone
 from oracles.systems import build_backbone
@@ -454,3 +454,31 @@ def test_lite_leaves_out_deeper_blocks_more_often_and_frozen_ones_never() -> Non
     for wrong in (1, -0.1, "0.2", True):
         with pytest.raises(InputError, match="stochastic_depth must be from 0 to below 1"):
             EfficientNetLite0(stochastic_depth=wrong)  # type: ignore[arg-type]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    shape=st.tuples(st.integers(1, 3), st.integers(1, 20), st.integers(1, 11), st.integers(1, 11)),
+    stride=st.sampled_from([1, 2, 3]),
+    padding=st.integers(0, 3),
+    seed=st.integers(0, 2**31),
+)
+def test_gradient_of_a_depthwise_kernel(shape: tuple[int, int, int, int], stride: int, padding: int, seed: int) -> None:
+    torch.manual_seed(seed)
+    padding = max(padding, *((5 - side + 1) // 2 for side in shape[2:]))  # the kernel fits the padded map
+    maps = torch.randn(shape, dtype=torch.float64)
+    kernel = torch.randn(shape[1], 1, 5, 5, dtype=torch.float64, requires_grad=True)
+    result = F.conv2d(maps, kernel, None, stride, padding, groups=shape[1])
+    upstream = torch.randn_like(result)
+    (expected,) = torch.autograd.grad(result, kernel, upstream)
+    torch.testing.assert_close(kernel_gradient(upstream, maps, stride, padding), expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("frozen_norm", [False, True])
+def test_all_gradients_of_a_depthwise_layer(stride: int, frozen_norm: bool) -> None:
+    torch.manual_seed(0)
+    layer = ConvolutionNorm(6, 6, 5, stride, groups=6).double()
+    layer.norm.train(not frozen_norm)
+    maps = torch.randn(2, 6, 8, 10, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda *_: layer(maps), (maps, *layer.parameters()))

@@ -12,7 +12,7 @@ from torch import nn
 
 from messagenet.models.backbones import Tiny, fused
 from messagenet.models.backbones.efficientnet_lite import ConvolutionNorm, InvertedResidual
-from messagenet.models.backbones.fused import FusedConvolution, FusedProjection, FusedResidual
+from messagenet.models.backbones.fused import FrozenTrunk, FusedConvolution, FusedProjection, FusedResidual
 from oracles.systems import build_backbone
 
 
@@ -113,3 +113,43 @@ def test_what_cannot_be_fused_stays() -> None:
     tiny, double = Tiny(), build_backbone("efficientnet_lite0", levels=[1]).double()
     assert fused(tiny) is tiny
     assert fused(double) is double
+
+
+@pytest.mark.parametrize("stages", [1, 3])
+def test_frozen_stages_are_fused_in_training(stages: int) -> None:
+    options = {"output_stride": 32, "node_stride": 8, "frozen_norm": True, "frozen_stages": stages}
+    network = randomised(build_backbone("efficientnet_lite0", width=24, **options)).train()
+    images = torch.rand(2, 3, 64, 96)
+
+    def trained(plainly: bool) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        own = copy.deepcopy(network)
+        assert own.frozen_trunk.parts(own.frozen)  # type: ignore[union-attr, operator]
+        if plainly:
+            own.frozen = []
+        result = own(images)
+        weights = [p for p in own.parameters() if p.requires_grad]
+        return result.detach(), list(torch.autograd.grad(result.square().sum(), weights))
+
+    (wanted, exact), (values, gradients) = trained(True), trained(False)
+    torch.testing.assert_close(values, wanted, rtol=1e-3, atol=1e-4)
+    for gradient, right in zip(gradients, exact, strict=True):
+        torch.testing.assert_close(gradient, right, rtol=1e-2, atol=1e-3 * float(right.abs().max()))
+
+
+def test_a_frozen_trunk_follows_its_weights_and_is_not_copied() -> None:
+    network = randomised(build_backbone("efficientnet_lite0", width=24, frozen_norm=True, frozen_stages=2)).train()
+    trunk = network.frozen_trunk
+    before = trunk.parts(network.frozen)  # type: ignore[union-attr, operator]
+    assert trunk.parts(network.frozen) is before  # type: ignore[union-attr, operator]
+    with torch.no_grad():
+        network.stem.convolution.weight.mul_(2)  # type: ignore[union-attr, operator]
+    after = trunk.parts(network.frozen)  # type: ignore[union-attr, operator]
+    assert after is not before
+    with torch.no_grad():
+        images = torch.rand(1, 3, 32, 32)
+        assert not torch.allclose(after[0](images), before[0](images))
+    assert copy.deepcopy(network).frozen_trunk is not trunk
+    assert copy.deepcopy(network).state_dict().keys() == network.state_dict().keys()
+    network.stem.requires_grad_(True)
+    assert trunk.parts(network.frozen) == []  # type: ignore[union-attr, operator]
+    assert FrozenTrunk().parts(network.double().frozen) == []  # type: ignore[arg-type]

@@ -26,8 +26,9 @@ inputs and composes with `torch.compile` and `torch.export`. With A_{pq} = 1[P_p
 All backends give the same values. The device selects one; `use_backend("loop")` forces another within a block.
 
 `box_sum` computes Σ_{o ∈ O} v_{p+o}. For a rectangle O (with or without its centre) the cost does not depend on its
-size: two differences of running totals, one per axis, whose rounding grows with the map's edge and not, like that of an
-integral image, with its area. Other offsets are summed one by one.
+size: totals slide along one axis, then along the other, so rounding grows with the map's edge and not, like that of an
+integral image, with its area. On the CPU this is one operator with a Numba kernel, elsewhere two differences of running
+totals. Other offsets are summed one by one.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import cache, lru_cache, wraps
+from functools import cache, lru_cache, partial, wraps
 from typing import Any, NamedTuple, ParamSpec, TypeVar, get_type_hints
 
 import numpy as np
@@ -156,7 +157,10 @@ def box_sum(values: Tensor, offsets: Offsets) -> Tensor:
             if (w := window(values.shape[1:3], offset)) is not None:
                 total[w.receivers] += working[w.senders]
     else:
-        total = _running(_running(working, 1, box.top, box.bottom), 2, box.left, box.right)
+        if not torch.compiler.is_compiling() and backend_for(working) is BACKENDS["numba"]:
+            total = torch.ops.messagenet.rectangle_sum(working, list(box[:4]))
+        else:
+            total = _running(_running(working, 1, box.top, box.bottom), 2, box.left, box.right)
         if box.without_centre:
             total = total - working
     return total.to(values.dtype)
@@ -298,6 +302,17 @@ if hasattr(os, "register_at_fork"):  # not on Windows, which does not fork
     os.register_at_fork(after_in_child=_threads.cache_clear)
 
 
+def in_parts(run: Callable[[int, int], None], count: int, parts: int) -> None:
+    """Calls `run(first, last)` on parts of range(count), each in a thread."""
+    parts = min(parts, count)
+    bounds = [(count * part // parts, count * (part + 1) // parts) for part in range(parts)]
+    others = [_threads().submit(run, *each) for each in bounds[1:]]
+    for each in bounds[:1]:
+        run(*each)
+    for other in others:
+        other.result()
+
+
 def _accumulate(mode: str, here: Tensor, there: Tensor, weights: Tensor, offsets: Offsets) -> Tensor:
     """The Numba kernel on all rows of the map, split over threads; arguments as for `kernels.accumulate`."""
     from messagenet.message_passing import kernels
@@ -308,15 +323,8 @@ def _accumulate(mode: str, here: Tensor, there: Tensor, weights: Tensor, offsets
     flat = [values.detach().contiguous().view(-1).numpy() for values in (here, there, weights)]
     settings = (*shape, *group_by_row(offsets), out.view(-1).numpy(), flat[0].dtype.type(1))
     rows = images * shape[0]
-    parts = min(torch.get_num_threads(), rows) if out.numel() * len(offsets) > 1 << 18 else 1
-
-    def run(part: int) -> None:
-        accumulate(getattr(kernels, mode), *flat, *settings, rows * part // parts, rows * (part + 1) // parts)
-
-    others = [_threads().submit(run, part) for part in range(1, parts)]
-    run(0)
-    for other in others:
-        other.result()
+    run = partial(accumulate, getattr(kernels, mode), *flat, *settings)
+    in_parts(run, rows, torch.get_num_threads() if out.numel() * len(offsets) > 1 << 18 else 1)
     return out
 
 
@@ -380,6 +388,9 @@ def register_operator(name: str, arguments: Callable[..., Any], *, differentiabl
     schema = ", ".join(f"{_SCHEMA_TYPES[kind]} {field}" for field, kind in types.items())
     tensors = sum(kind is Tensor for kind in types.values())
 
+    def results(gradients: tuple[Tensor, ...]) -> Tensor | tuple[Tensor, ...]:
+        return gradients[0] if differentiable == 1 else gradients  # a schema knows no tuple of one
+
     def define(name: str, schema: str, implementation: Callable[..., Any], fake: Callable[..., Any]) -> None:
         torch.library.define(f"messagenet::{name}", schema)
         torch.library.impl(f"messagenet::{name}", "CompositeExplicitAutograd", implementation)
@@ -391,7 +402,8 @@ def register_operator(name: str, arguments: Callable[..., Any], *, differentiabl
 
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         operator = getattr(torch.ops.messagenet, f"{name}_backward")
-        return (*operator(grad, *ctx.saved_tensors, *ctx.settings), *[None] * (len(types) - differentiable))
+        gradients = operator(grad, *ctx.saved_tensors, *ctx.settings)
+        return (*([gradients] if differentiable == 1 else gradients), *[None] * (len(types) - differentiable))
 
     def refuse(ctx: Any, *grads: Any) -> Any:  # would otherwise be silently wrong
         raise RuntimeError(f"messagenet::{name}_backward has no derivative: second derivatives are not supported")
@@ -405,8 +417,8 @@ def register_operator(name: str, arguments: Callable[..., Any], *, differentiabl
     define(
         f"{name}_backward",
         f"(Tensor grad, {schema}) -> ({', '.join(['Tensor'] * differentiable)})",
-        lambda grad, *given: arguments(*given).gradients(grad),
-        lambda grad, *given: tuple(values.new_empty(values.shape) for values in given[:differentiable]),
+        lambda grad, *given: results(arguments(*given).gradients(grad)),
+        lambda grad, *given: results(tuple(values.new_empty(values.shape) for values in given[:differentiable])),
     )
     torch.library.register_autograd(f"messagenet::{name}", backward, setup_context=save)
     torch.library.register_autograd(f"messagenet::{name}_backward", refuse)
@@ -447,6 +459,37 @@ class _ReluSum:
         return backend_for(grad).gradients(grad.contiguous(), *self.arguments)
 
 
+class _RectangleSum:
+    """Sums over a rectangle of offsets, by the Numba kernel."""
+
+    def __init__(self, values: Tensor, box: Sequence[int]) -> None:
+        self.values, self.box = values.contiguous(), tuple(box)
+
+    def shape(self) -> Sequence[int]:
+        return self.values.shape
+
+    def forward(self) -> Tensor:
+        return _sum_boxes(self.values, self.box)
+
+    def gradients(self, grad: Tensor) -> tuple[Tensor]:
+        top, bottom, left, right = self.box
+        return (_sum_boxes(grad.contiguous(), (-bottom, -top, -right, -left)),)
+
+
+def _sum_boxes(values: Tensor, box: tuple[int, ...]) -> Tensor:
+    from messagenet.message_passing import kernels
+
+    sum_boxes: Any = kernels.sum_boxes
+    out = torch.empty_like(values)
+    run = partial(sum_boxes, values.detach().view(-1).numpy(), *values.shape, box, out.view(-1).numpy())
+    in_parts(run, values.shape[-1], torch.get_num_threads() if out.numel() > 1 << 16 else 1)
+    return out
+
+
+def _rectangle_sum(values: Tensor, box: Sequence[int]) -> _RectangleSum:
+    return _RectangleSum(values, box)
+
+
 def _relu_sum(receiver: Tensor, sender: Tensor, runs: Sequence[int]) -> _ReluSum:
     return _ReluSum(receiver, sender, None, runs)
 
@@ -455,5 +498,6 @@ def _gated_relu_sum(receiver: Tensor, sender: Tensor, gate: Tensor, runs: Sequen
     return _ReluSum(receiver, sender, gate, runs)
 
 
+register_operator("rectangle_sum", _rectangle_sum, differentiable=1)
 register_operator("relu_sum", _relu_sum, differentiable=2)
 register_operator("gated_relu_sum", _gated_relu_sum, differentiable=3)

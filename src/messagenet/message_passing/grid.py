@@ -68,8 +68,8 @@ class GridContext(Context):
         if (key := (id(estimator), name)) not in self._projections:
             assert estimator.sender is not None
             features = self.features[name]
-            mean = box_sum(self.zero_padding(features), offsets) / self.count(offsets).clamp(min=1)
-            self._projections[key] = estimator.receiver(features), estimator.sender(mean)
+            total = box_sum(self.zero_padding(estimator.sender(features)), offsets)  # linear: B mean f = mean B f
+            self._projections[key] = estimator.receiver(features), total / self.count(offsets).clamp(min=1)
         receiver, sender = self._projections[key]
         return receiver + sender
 

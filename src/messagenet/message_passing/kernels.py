@@ -1,4 +1,6 @@
-"""CPU kernel of the fused sum over a range box, compiled by Numba on first use and cached on disk.
+"""CPU kernels of sums over a range box, compiled by Numba on first use and cached on disk.
+
+`accumulate` is the fused sum, `sum_boxes` the plain sum over rectangles by running totals.
 
 With channels last, a row of the map is one contiguous run of W·C numbers, and a shift by dx cells is a shift by dx·C
 numbers. A sum over the offsets (dy, dx_1), …, (dy, dx_n) is therefore a vector loop with n shifted readers. In the
@@ -22,6 +24,7 @@ are flat numpy arrays and integers.
 
 from __future__ import annotations
 
+import numpy as np
 from numba import njit, uint64
 
 RELU, COUNT, GATHER, GATED_RELU, RELU_OF_THREE = 0, 1, 2, 3, 4
@@ -128,3 +131,43 @@ def accumulate(mode, a, b, w, height, width, channels, rows, starts, columns, ou
                         lo, hi = (lo, min(start, hi)) if side == 0 else (max(stop, lo), hi)
                         j = origin + (lo + columns[reader]) * channels
                         _one_reader(mode, a, b, w, out, r * row + lo * channels, j, (hi - lo) * channels, one)
+
+
+@_compiled
+def sum_boxes(values, images, height, width, channels, box, out, first, last):
+    """Sets the channels first ≤ c < last of `out` to the sums over all (y + dy, x + dx) inside the map.
+
+    values and out are flat buffers (images, height, width, channels); box is (top, bottom, left, right), the ranges of
+    dy and dx. Totals of columns slide down the map, their sums slide along its rows: four additions for each number.
+    """
+    top, bottom, left, right = box
+    n = last - first
+    columns, total = np.empty(width * n, values.dtype), np.empty(n, values.dtype)
+    for image in range(images):
+        columns[:] = 0
+        for y in range(height):
+            for r in range(max(top, 0) if y == 0 else max(y + bottom, 0), min(y + bottom, height - 1) + 1):
+                at = (image * height + r) * width * channels + first
+                for x in range(width):
+                    for c in range(n):
+                        columns[uint64(x * n + c)] += values[uint64(at + c)]
+                    at += channels
+            if y > 0 and 0 <= y + top - 1 < height:
+                at = (image * height + y + top - 1) * width * channels + first
+                for x in range(width):
+                    for c in range(n):
+                        columns[uint64(x * n + c)] -= values[uint64(at + c)]
+                    at += channels
+            total[:] = 0
+            at = (image * height + y) * width * channels + first
+            for x in range(width):
+                for u in range(max(left, 0) if x == 0 else max(x + right, 0), min(x + right, width - 1) + 1):
+                    for c in range(n):
+                        total[uint64(c)] += columns[uint64(u * n + c)]
+                if x > 0 and 0 <= x + left - 1 < width:
+                    u = x + left - 1
+                    for c in range(n):
+                        total[uint64(c)] -= columns[uint64(u * n + c)]
+                for c in range(n):
+                    out[uint64(at + c)] = total[uint64(c)]
+                at += channels

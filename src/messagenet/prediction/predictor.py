@@ -40,12 +40,12 @@ from messagenet.inference.dense import DEEPLAB, DenseGraph, DenseMeanField, Kern
 from messagenet.message_passing import MessagePassing
 from messagenet.models import SegmentationModel
 from messagenet.models.backbones import fused, has_bf16_instructions
+from messagenet.models.backbones.fused import State, tensor_state
 from messagenet.models.base import Precision, head_trait
 from messagenet.prediction.tiles import join_tiles
 from messagenet.settings import convert
 
 Forward = Callable[[Tensor], Tensor]
-State = tuple[tuple[int, int, int], ...]
 AnyImage = ImageArray | Image.Image | str | Path
 MARGIN = 2.0
 
@@ -295,7 +295,7 @@ class Predictor:
         """The model, with fused convolutions where they apply: on a CPU, in inference mode."""
         if device.type != "cpu" or torch.is_autocast_enabled("cpu") or torch.is_grad_enabled():
             return self._with_iterations()
-        state = _state(self.model.backbones) + _state(self.model.neck or nn.Identity())
+        state = tensor_state(self.model.backbones) + tensor_state(self.model.neck or nn.Identity())
         if self._fused is None or state != self._fused_state:
             self._fused, self._fused_state = _fuse_convolutions(self.model, self.dtype), state
         self._fused.head = self._with_iterations().head  # the model's may have been replaced
@@ -362,11 +362,3 @@ def _fuse_convolutions(model: SegmentationModel, dtype: torch.dtype) -> Segmenta
     dtype = torch.float32 if head_trait(model.head, "level_strides") else dtype
     backbones = nn.ModuleDict({name: fused(backbone, dtype) for name, backbone in model.backbones.items()})
     return _replace(model, backbones=backbones, neck=None if model.neck is None else fused(model.neck, dtype))
-
-
-def _state(module: nn.Module) -> State:
-    """Changes whenever a parameter or buffer is replaced, moved or written to."""
-    return tuple(
-        (id(values), values.data_ptr(), 0 if values.is_inference() else values._version)
-        for values in (*module.parameters(), *module.buffers())
-    )

@@ -30,16 +30,21 @@ from dataclasses import dataclass, replace
 from functools import partial, reduce
 from math import ceil
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from messagenet.data.images import IMAGENET_MEAN
 from messagenet.errors import InputError
+from messagenet.message_passing.fused_sum import in_parts
 from messagenet.models.backbones.base import IMAGENET_STD, fill, positive_integer, read_state_dict
 from messagenet.settings import register
+
+SIDE = 5
+"""Side of the depthwise kernels with a gradient of our own."""
 
 
 class ConvolutionNorm(nn.Module):
@@ -86,9 +91,57 @@ class ConvolutionNorm(nn.Module):
         if plain.kernel_size == (1, 1) and not torch.is_grad_enabled():
             # With channels last it is one matrix product, as it lies; in training oneDNN's gradients are faster.
             return F.linear(x.permute(0, 2, 3, 1), kernel[:, :, 0, 0], bias).permute(0, 3, 1, 2)
+        if self.dilation == 1 and plain.groups > 1 and plain.kernel_size[0] == SIDE and _trains_on_cpu(x, kernel):
+            depthwise: Tensor = _Depthwise.apply(x, kernel, bias, plain.stride, plain.padding)  # type: ignore[no-untyped-call]
+            return depthwise
         if self.dilation == 1:
             return F.conv2d(x, kernel, bias, plain.stride, plain.padding, groups=plain.groups)
         return dilated(x, kernel, bias, plain.kernel_size[0] // 2, plain.groups, self.dilation)
+
+
+def _trains_on_cpu(x: Tensor, kernel: Tensor) -> bool:
+    trains = torch.is_grad_enabled() and kernel.requires_grad and not torch.compiler.is_compiling()
+    return trains and x.device.type == "cpu" and x.dtype == kernel.dtype in (torch.float32, torch.float64)
+
+
+class _Depthwise(torch.autograd.Function):
+    """A 5×5 depthwise convolution whose gradient for the kernel is ours: on a CPU four times faster than PyTorch's."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, kernel: Tensor, bias: Tensor | None, stride: Sequence[int], padding: Sequence[int]
+    ) -> Tensor:
+        ctx.save_for_backward(x, kernel)
+        ctx.stride, ctx.padding = stride, padding
+        return F.conv2d(x, kernel, bias, stride, padding, groups=len(kernel))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, kernel = ctx.saved_tensors
+        to_maps = to_kernel = to_bias = None
+        if ctx.needs_input_grad[0]:
+            settings = ctx.stride, ctx.padding, [1, 1], False, [0, 0], len(kernel), [True, False, False]
+            to_maps = torch.ops.aten.convolution_backward(grad, x, kernel, None, *settings)[0]
+        if ctx.needs_input_grad[1]:
+            to_kernel = kernel_gradient(grad, x, ctx.stride[0], ctx.padding[0])
+        if ctx.needs_input_grad[2]:
+            to_bias = grad.sum((0, 2, 3))
+        return to_maps, to_kernel, to_bias, None, None
+
+
+def kernel_gradient(grad: Tensor, x: Tensor, stride: int, padding: int) -> Tensor:
+    """The gradient of a 5×5 depthwise convolution of x (B, C, H, W) for its kernel, (C, 1, 5, 5)."""
+    from messagenet.models.backbones import kernels
+
+    upstream, maps = (values.detach().permute(0, 2, 3, 1).contiguous() for values in (grad, x))
+    (images, height, width, channels), (_, rows, columns, _) = upstream.shape, maps.shape
+    out = torch.empty(SIDE * SIDE, channels, dtype=x.dtype)
+    flat = [values.view(-1).numpy() for values in (upstream, maps)]
+    sizes = images, height, width, rows, columns, channels, stride, padding
+    compute: Any = kernels.sum_over_nodes
+    in_parts(partial(compute, *flat, *sizes, out.view(-1).numpy()), channels, torch.get_num_threads())
+    return out.T.reshape(channels, 1, SIDE, SIDE)
 
 
 def dilated(x: Tensor, kernel: Tensor, bias: Tensor | None, padding: int, groups: int, d: int) -> Tensor:
@@ -249,6 +302,9 @@ class EfficientNetLite(nn.Module):
             }
         )
         self.frozen = [self.stem, *self.blocks[: self.blocks_up_to(frozen_stages)]] if frozen_stages else []
+        from messagenet.models.backbones.fused import FrozenTrunk  # which is made of the classes above
+
+        self.frozen_trunk = FrozenTrunk()
         for module in self.frozen:
             module.requires_grad_(False)
         for number, block in enumerate(self.blocks, start=1):
@@ -276,11 +332,11 @@ class EfficientNetLite(nn.Module):
         x = images * self.scale + self.offset
         x = F.pad(x, (0, -width % self.whole, 0, -height % self.whole))
         x = x.contiguous(memory_format=torch.channels_last)  # depthwise gradients are faster so
-        x = F.relu6(self.stem(x), inplace=True)
+        fused = self.frozen_trunk.parts(self.frozen) if self.training and self.frozen and not x.requires_grad else []
         level_ends = {self.blocks_up_to(number) for number in self.levels}
         maps = []
-        for blocks_done, block in enumerate(self.blocks, start=1):
-            x = block(x)
+        for blocks_done, part in enumerate([*fused, *[self.stem, *self.blocks][len(fused) :]]):
+            x = F.relu6(part(x), inplace=True) if part is self.stem else part(x)
             if blocks_done in level_ends:
                 maps.append(x)
         return maps

@@ -4,12 +4,14 @@ In prediction these are one function with fixed weights. oneDNN computes it in o
 its own layout, which is prepared here once. Values are equal up to rounding. With bfloat16 as the working type, kernels
 and maps inside have 8 significant bits and take half the memory; input and output stay float32. Networks stay as they
 are on another device, in another precision, or in a PyTorch without these operators.
+
+Frozen stages of a network in training are such a function too (`FrozenTrunk`).
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +20,7 @@ from torch import Tensor, nn
 
 from messagenet.models.backbones.efficientnet_lite import ConvolutionNorm, EfficientNetLite, InvertedResidual
 
+State = tuple[tuple[int, int, int], ...]
 _OPERATORS = ("_convolution_pointwise", "_reorder_convolution_weight")
 
 
@@ -44,6 +47,14 @@ def has_bf16_instructions() -> bool:
     return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))
 
 
+def tensor_state(module: nn.Module) -> State:
+    """Changes whenever a parameter or buffer is replaced, moved or written to."""
+    return tuple(
+        (id(values), values.data_ptr(), 0 if values.is_inference() else values._version)
+        for values in (*module.parameters(), *module.buffers())
+    )
+
+
 def _applies(network: nn.Module) -> bool:
     available = torch.backends.mkldnn.is_available() and all(hasattr(torch.ops.mkldnn, name) for name in _OPERATORS)
     parameters = [p for p in network.parameters() if p.is_floating_point()]
@@ -51,12 +62,43 @@ def _applies(network: nn.Module) -> bool:
     return available and fits and any(isinstance(part, ConvolutionNorm) for part in network.modules())
 
 
-def _replaced(module: nn.Module, dtype: torch.dtype) -> nn.Module:
+class FrozenTrunk:
+    """The stem and the first blocks of a network whose weights do not change, fused.
+
+    No module: it has no weights of its own, and copies of the network do without it until they need it.
+    """
+
+    def __init__(self) -> None:
+        self._parts: list[nn.Module] = []
+        self._state: tuple[State, ...] = ()
+        self._dtype = torch.float32
+
+    def parts(self, frozen: Sequence[nn.Module]) -> list[nn.Module]:
+        """What to call in the place of stem and blocks; empty where they cannot be fused, or need gradients."""
+        if torch.compiler.is_compiling() or not all(map(_applies, frozen)):
+            return []
+        if any(p.requires_grad for part in frozen for p in part.parameters()):
+            return []
+        dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else torch.float32
+        state = tuple(map(tensor_state, frozen))
+        if (state, dtype) != (self._state, self._dtype):
+            self._parts = [_replaced(part, dtype, relu6=True) for part in frozen]
+            self._state, self._dtype = state, dtype
+        return self._parts
+
+    def __deepcopy__(self, memo: object) -> FrozenTrunk:
+        return FrozenTrunk()
+
+    def __reduce__(self) -> tuple[type[FrozenTrunk], tuple[()]]:
+        return FrozenTrunk, ()
+
+
+def _replaced(module: nn.Module, dtype: torch.dtype, relu6: bool = False) -> nn.Module:
     if isinstance(module, InvertedResidual):
         return FusedResidual(module, dtype)
     if isinstance(module, ConvolutionNorm):
         one_by_one = module.convolution.kernel_size == (1, 1)
-        return FusedProjection(module, dtype) if one_by_one else FusedConvolution(module, dtype, relu6=False)
+        return FusedProjection(module, dtype) if one_by_one else FusedConvolution(module, dtype, relu6)
     for name, child in module.named_children():
         setattr(module, name, _replaced(child, dtype))
     return module
