@@ -13,7 +13,7 @@ from messagenet.errors import InputError
 from messagenet.evaluation.scores import Band, Scores, SizeGroup
 from messagenet.studies import RunResult
 from messagenet.studies.cost import Cost
-from messagenet.studies.tables import contrast, contrasts_markdown, markdown, table_rows, write_contrasts
+from messagenet.studies.tables import ScoredRun, contrast, contrasts_markdown, markdown, table_rows, write_contrasts
 
 STUDIES = Path(__file__).resolve().parents[2] / "docs" / "studies"
 
@@ -33,8 +33,13 @@ FIRST = {0: scores(60, 30, 0.4, 0.2), 1: scores(70, 20, 0.5, 0.2), 5: scores(1, 
 SECOND = {0: scores(80, 10, 0.45, 0.1), 1: scores(80, 10, 0.45, 0.2), 7: scores(2, 2, 0.1, 0.1)}
 
 
+def runs(system: str, scored: dict[int, Scores]) -> dict[int, ScoredRun]:
+    return {seed: ScoredRun(result(system, seed, 0.5), each) for seed, each in scored.items()}
+
+
 def test_differences_are_of_common_seeds() -> None:
-    found = contrast("unary", "messages", FIRST, SECOND)
+    found = contrast(runs("unary", FIRST), runs("messages", SECOND))
+    assert (found.base, found.other) == ("unary", "messages")
     assert found.seeds == (0, 1)
     assert found.differences["IoU of cat"] == pytest.approx([0.2, 0.1])
     assert found.differences["IoU of dog"] == pytest.approx([40 / 50 - 40 / 70, 40 / 50 - 40 / 60])
@@ -46,7 +51,8 @@ def test_differences_are_of_common_seeds() -> None:
 
 
 def test_the_table_of_differences() -> None:
-    text = contrasts_markdown([contrast("unary", "messages", FIRST, SECOND), contrast("unary", "unary", FIRST, FIRST)])
+    unary = runs("unary", FIRST)
+    text = contrasts_markdown([contrast(unary, runs("messages", SECOND)), contrast(unary, unary)])
     assert "| difference in points | unary → messages | unary → unary |" in text
     assert "| IoU of cat | +15.0 ± 7.1 | +0.0 ± 0.0 |" in text
     assert "| seeds | 2 | 3 |" in text

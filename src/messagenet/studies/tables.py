@@ -11,10 +11,11 @@ import csv
 import io
 import json
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rich import box
 from rich.console import Console as RichConsole
@@ -217,14 +218,22 @@ class Contrast:
         return ranked[:CONFUSIONS]
 
 
-def contrast(base: str, other: str, first: Mapping[int, Scores], second: Mapping[int, Scores]) -> Contrast:
-    """Compares two systems from their scores by seed; they need a common seed."""
+class ScoredRun(NamedTuple):
+    """The result of a run, and what was counted on the scored images."""
+
+    result: RunResult
+    scores: Scores
+
+
+def contrast(first: Mapping[int, ScoredRun], second: Mapping[int, ScoredRun]) -> Contrast:
+    """Compares two systems from their runs by seed; they need a common seed."""
     seeds = tuple(sorted(first.keys() & second.keys()))
-    before, after = [[scores[seed] for seed in seeds] for scores in (first, second)]
+    before, after = [[runs[seed] for seed in seeds] for runs in (first, second)]
+    base, other = before[0].result.label, after[0].result.label
     measures = [(_measures(a), _measures(b)) for a, b in zip(before, after, strict=True)]
     common = [name for name in measures[0][0] if all(name in a and name in b for a, b in measures)]
     differences = {name: [b[name] - a[name] for a, b in measures] for name in common}
-    shares = [[_confusions(scores) for scores in side] for side in (before, after)]
+    shares = [[_confusions(run.scores) for run in side] for side in (before, after)]
     confusions = {
         pair: (statistics.fmean(s[pair] for s in shares[0]), statistics.fmean(s[pair] for s in shares[1]))
         for pair in shares[0][0]
@@ -232,7 +241,8 @@ def contrast(base: str, other: str, first: Mapping[int, Scores], second: Mapping
     return Contrast(base, other, seeds, differences, confusions)
 
 
-def _measures(scores: Scores) -> dict[str, float]:
+def _measures(run: ScoredRun) -> dict[str, float]:
+    result, scores = run
     found: dict[str, float | None] = {"mean IoU": scores.mean_iou}
     found |= {f"IoU of {name}": iou for name, iou in zip(scores.class_names, scores.class_iou, strict=True)}
     found |= {f"IoU within {band.width} px of a boundary": band.mean_iou for band in scores.bands}
@@ -240,8 +250,8 @@ def _measures(scores: Scores) -> dict[str, float]:
     for group in scores.sizes:
         found[f"accuracy, {lower:.0%} to {group.largest_share:.0%} of the image"] = group.accuracy
         lower = group.largest_share
-    found["expected calibration error"] = scores.expected_calibration_error
-    found[f"{NLL}, × 100"] = scores.negative_log_likelihood
+    found["expected calibration error"] = result.calibration_error
+    found[f"{NLL}, × 100"] = result.negative_log_likelihood
     return {name: value for name, value in found.items() if value is not None}
 
 
@@ -270,27 +280,31 @@ def contrasts_markdown(contrasts: Sequence[Contrast]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _read(path: Path) -> Scores:
+def read_scores(folder: Path, result: RunResult) -> Scores | None:
+    """The scores of a run of the comparison in `folder`; None if there are none."""
+    path = folder / result.system / f"seed-{result.seed}" / "scores.json"
     try:
-        return Scores.from_dict(json.loads(path.read_text("utf-8")))
+        return Scores.from_dict(json.loads(path.read_text("utf-8"))) if path.is_file() else None
     except (ValueError, InputError) as error:
         raise InputError(f"{path} cannot be read ({error}); delete {path.parent} to train it again") from None
 
 
-def write_contrasts(pairs: Iterable[tuple[str, str]], results: Sequence[RunResult], folder: Path) -> None:
-    """Writes contrasts.md for the pairs of systems that have been scored with a common seed."""
-    pairs = list(pairs)
-    scores: dict[str, dict[int, Scores]] = {name: {} for pair in pairs for name in pair}
-    labels = {result.system: result.label for result in results}
+def write_contrasts(
+    pairs: Iterable[tuple[str, str]],
+    results: Sequence[RunResult],
+    folder: Path,
+    read: Callable[[RunResult], Scores | None] | None = None,
+) -> None:
+    """Writes contrasts.md for the pairs of systems that have been scored with a common seed.
+
+    `read` returns the scores of a run, by default those in the folder.
+    """
+    pairs, read = list(pairs), read or partial(read_scores, folder)
+    runs: dict[str, dict[int, ScoredRun]] = {name: {} for pair in pairs for name in pair}
     for result in results:
-        path = folder / result.system / f"seed-{result.seed}" / "scores.json"
-        if result.system in scores and path.is_file():
-            scores[result.system][result.seed] = _read(path)
-    found = [
-        contrast(labels[base], labels[other], scores[base], scores[other])
-        for base, other in pairs
-        if scores[base].keys() & scores[other].keys()
-    ]
+        if result.system in runs and (scores := read(result)) is not None:
+            runs[result.system][result.seed] = ScoredRun(result, scores)
+    found = [contrast(runs[base], runs[other]) for base, other in pairs if runs[base].keys() & runs[other].keys()]
     if found:
         write_atomically(folder / "contrasts.md", contrasts_markdown(found).encode())
 
