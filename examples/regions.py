@@ -110,10 +110,8 @@ def load_regions(spec: str, split: str, limit: int | None, count: int) -> list[R
     if spec.startswith("synthetic"):
         model = mn.SegmentationModel({"kind": "hand_crafted", "stride": 4}, data.classes, "unary")
     else:
-        from messagenet.models.backbones import load_pretrained
-
         model = mn.SegmentationModel("efficientnet_lite0", data.classes, "fcn8s")  # its features are the levels
-        load_pretrained(model.backbones["shared"], "package")
+        model.backbones["shared"].load_pretrained("package")
     model.eval()
     total = len(data) if limit is None else min(limit, len(data))
     regions = []

@@ -120,12 +120,13 @@ def tensors(snakes: Snakes) -> tuple[Tensor, Tensor]:
     return shown, torch.from_numpy(snakes.labels)
 
 
-def train(snakes: Snakes, *, iterations: int, epochs: int, seed: int) -> MessagePassing:
+def train(snakes: Snakes, *, iterations: int, epochs: int, seed: int, gated: bool = False) -> MessagePassing:
     """Trains on rotated and mirrored images; keeps the weights that are best on a held-out fifth."""
     torch.manual_seed(seed)
     rng = np.random.default_rng(seed)
     relations = [above(cells=1), below(cells=1), left(cells=1), right(cells=1)]
-    head = MessagePassing(5, LENGTH + 1, relations, hidden=64, iterations=iterations, aggregation="sum")
+    gate = {"dependent": "gate", "initial": "unary"} if gated else {}
+    head = MessagePassing(5, LENGTH + 1, relations, hidden=64, iterations=iterations, aggregation="sum", **gate)
     order = rng.permutation(len(snakes.shown))
     held_out, rest = (Snakes(snakes.shown[i], snakes.labels[i]) for i in np.split(order, [len(order) // 5]))
 
@@ -151,10 +152,15 @@ def train(snakes: Snakes, *, iterations: int, epochs: int, seed: int) -> Message
 def main(arguments: list[str] | None = None) -> list[tuple[float, float]]:
     """Trains one head for each number of iterations and prints its scores on unseen snakes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--file")
-    for name, default in (("count", 200), ("epochs", 60), ("seed", 0)):
-        parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--iterations", type=int, nargs="+", default=[1, 10])
+    parser.add_argument("--file", help="published snakes (snakes.npz); without it, own ones are drawn")
+    for name, default, text in (
+        ("count", 200, "how many snakes are drawn for training"),
+        ("epochs", 60, "passes over them, at most"),
+        ("seed", 0, "of weights and order"),
+    ):
+        parser.add_argument(f"--{name}", type=int, default=default, help=f"{text} (default {default})")
+    parser.add_argument("--iterations", type=int, nargs="+", default=[1, 10], help="values of T (default 1 10)")
+    parser.add_argument("--gate", action="store_true", help="beliefs of senders multiply the hidden units")
     parser.add_argument("--quick", action="store_true", help="tiny sizes: checks that the example runs")
     options = parser.parse_args(arguments)
     if options.quick:
@@ -166,7 +172,7 @@ def main(arguments: list[str] | None = None) -> list[tuple[float, float]]:
     scores: list[tuple[float, float]] = []
     results: dict[str, float] = {}
     for count in options.iterations:
-        head = train(sets[0], iterations=count, epochs=options.epochs, seed=options.seed)
+        head = train(sets[0], iterations=count, epochs=options.epochs, seed=options.seed, gated=options.gate)
         correct = (head(features).argmax(1) == labels).float()
         scores.append((float(correct[labels != VOID].mean()), float(correct[labels % VOID > 0].mean())))
         print("T = {}: {:.2%} of all cells, {:.2%} of snake cells".format(count, *scores[-1]), flush=True)

@@ -398,7 +398,10 @@ def test_every_command_is_a_function_with_the_same_defaults(command, function):
     others = {"void": "void_values", "set_": "settings", "preset": "source", "browser": "open_browser"}
     for given, option in inspect.signature(command).parameters.items():
         name = next((each for each in (given, others.get(given), f"{given}s") if each in parameters), given)
-        if given in ("imports", "json_file", "iterations", *predicts) or (function, name) in ONLY_COMMANDS:
+        if (
+            given in ("imports", "json_file", "csv_file", "latex_file", "iterations", *predicts)
+            or (function, name) in ONLY_COMMANDS
+        ):
             continue
         default = parameters[name].default
         assert (option.default is option.empty) == (default is option.empty), name

@@ -260,7 +260,7 @@ def test_untied_estimators_run_exactly_as_trained():
     graph = TypedGraph.build(2, {"pair": [[0, 1]]})
     assert head.run(torch.randn(2, 2), graph).iterations == 2
     for options in ({"iterations": 3}, {"tolerance": 0.1}):
-        with pytest.raises(InputError, match="tied=True"):
+        with pytest.raises(InputError, match="tied=true"):
             head.run(torch.randn(2, 2), graph, **options)
 
 
