@@ -35,7 +35,8 @@ import messagenet as mn
 from messagenet import evaluation
 
 Batch = tuple[Tensor, Tensor, mn.TypedGraph]  # features and counts of all regions, their graph
-STEP = 4  # features are averaged over every fourth pixel and row
+STEP = 4  # features are averaged over every fourth row and column
+LEVEL_STRIDES = (8, 16, 32)  # of the network's maps
 
 
 class Regions(NamedTuple):
@@ -72,17 +73,22 @@ def adjacent(regions: NDArray[np.int64]) -> dict[str, list[tuple[int, int]]]:
     return found
 
 
-def zoom_out(maps: Sequence[Tensor], regions: NDArray[np.int64]) -> Tensor:
-    """The mean of each map (1, r, h, w) over each region, and that of the last over the image: (regions, r)."""
-    owner = torch.from_numpy(regions[::STEP, ::STEP].ravel())
+def zoom_out(maps: Sequence[Tensor], strides: Sequence[int], regions: NDArray[np.int64]) -> Tensor:
+    """The mean of each map (1, r, h, w) over each region, and that of the last over the image: (regions, r).
+
+    A map may reach beyond the image, which is padded to whole nodes; what lies there is cropped.
+    """
+    samples = regions[::STEP, ::STEP]
+    owner = torch.from_numpy(samples.ravel())
     count = int(regions.max()) + 1
     parts = []
-    for each in maps:
-        values = interpolate(each, regions[::STEP, ::STEP].shape, mode="bilinear")[0].flatten(1).T  # (samples, r)
+    for each, stride in zip(maps, strides, strict=True):
+        values = interpolate(each, scale_factor=stride / STEP, mode="bilinear")[0]
+        values = values[:, : samples.shape[0], : samples.shape[1]].flatten(1).T.double()  # (samples, r)
         sums = values.new_zeros(count, values.shape[1]).index_add(0, owner, values)
         parts.append(sums / torch.bincount(owner, minlength=count).clamp(min=1)[:, None])
-    whole = maps[-1].mean((2, 3)).expand(count, -1)
-    return torch.cat([*parts, whole], 1)
+    whole = values.mean(0).expand(count, -1)
+    return torch.cat([*parts, whole], 1).float()
 
 
 @torch.no_grad()
@@ -96,12 +102,13 @@ def describe(sample: mn.Sample, model: mn.SegmentationModel, count: int) -> Regi
     regions: NDArray[np.int64] = slic(sample.image, count, compactness=10, start_label=0).astype(np.int64)
     features = model.forward_features(image)
     maps = list(features.values()) if isinstance(features, Mapping) else [features]
+    strides = LEVEL_STRIDES if isinstance(features, Mapping) else [round(model.feature_stride)]
     number, classes = int(regions.max()) + 1, model.classes.num_classes
     assert sample.mask is not None
     labelled = sample.mask != mn.VOID
     cells = regions[labelled] * classes + sample.mask[labelled]
     counts = np.bincount(cells, minlength=number * classes).reshape(number, classes)
-    return Regions(zoom_out(maps, regions), torch.from_numpy(counts).float(), adjacent(regions))
+    return Regions(zoom_out(maps, strides, regions), torch.from_numpy(counts).float(), adjacent(regions))
 
 
 def load_regions(spec: str, split: str, limit: int | None, count: int) -> list[Regions]:

@@ -48,11 +48,11 @@ def main(study: str, folder: str, *comparisons: str) -> None:
             result = RunResult.load(path)
             key = result.system, result.seed
             results[key], runs[key] = result, summarise(path.parent)
+    if not results:
+        raise InputError(f"{folder} has no records yet: give the folder of a comparison as well")
     order = [(system.name, seed) for seed in plan.seeds for system in plan.systems]
     keys = [key for key in order if key in results] + sorted(set(results) - set(order))
     known = [results[key] for key in keys]
-    lines = "".join(f"{json.dumps(runs[key])}\n" for key in keys)
-    write_atomically(out / "runs.jsonl", lines.encode())
     write_tables(known, out)
     (out / "comparison.csv").unlink()  # the same as the JSON file
     write_plots(known, out)
@@ -61,6 +61,8 @@ def main(study: str, folder: str, *comparisons: str) -> None:
     write_contrasts(pairs, known, out, lambda result: counted(runs[result.system, result.seed]))
     if figure := draw_iterations(known):
         write_atomically(out / "iterations.png", figure_png(figure))
+    lines = "".join(f"{json.dumps(runs[key])}\n" for key in keys)
+    write_atomically(out / "runs.jsonl", lines.encode())
     print(json.dumps({"runs": len(known), "systems": len({result.system for result in known})}))
 
 
@@ -142,4 +144,8 @@ if __name__ == "__main__":
         with tempfile.TemporaryDirectory() as folder:
             main(*compare_quickly(folder))
     else:
-        main(*sys.argv[1:])
+        try:
+            main(*sys.argv[1:])
+        except InputError as error:
+            print(f"error: {error}", file=sys.stderr)
+            sys.exit(2)

@@ -66,7 +66,7 @@ def test_regions_are_adjacent_along_their_longest_border():
 def test_features_of_a_region_are_means_over_it():
     zoom_out = runpy.run_path(str(EXAMPLES / "regions.py"))["zoom_out"]
     regions = np.repeat(np.repeat(np.array([[0, 0, 1], [2, 1, 1]]), 4, 0), 4, 1)
-    fine = torch.arange(6.0).reshape(1, 1, 2, 3)
+    fine = torch.nn.functional.pad(torch.arange(6.0).reshape(1, 1, 2, 3), (0, 1, 0, 2), value=99)  # beyond the image
     coarse = torch.tensor([[[[7.0]], [[8.0]]]])
     expected = [[0.5, 7, 8, 7, 8], [(2 + 4 + 5) / 3, 7, 8, 7, 8], [3, 7, 8, 7, 8]]
-    torch.testing.assert_close(zoom_out([fine, coarse], regions), torch.tensor(expected))
+    torch.testing.assert_close(zoom_out([fine, coarse], [4, 16], regions), torch.tensor(expected))

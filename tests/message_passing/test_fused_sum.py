@@ -7,13 +7,14 @@ import sys
 import threading
 import warnings
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from messagenet import InputError, above, below, four_neighbours, surrounding
-from messagenet.message_passing import relu_sum, use_backend
+from messagenet.message_passing import kernels, relu_sum, use_backend
 from messagenet.message_passing.fused_sum import (
     BACKENDS,
     backend_for,
@@ -223,6 +224,36 @@ def test_box_sums_equal_the_definition(offsets, shape, seed):
             (gradient,) = torch.autograd.grad((total * weights).sum(), values)
         torch.testing.assert_close(total, expected, rtol=1e-12, atol=1e-12)
         torch.testing.assert_close(gradient, right, rtol=1e-12, atol=1e-12)
+
+
+def test_box_sums_by_parts_of_the_channels():
+    values, box = torch.randn(2, 7, 9, 11, dtype=torch.float64), (-2, 3, -1, 4)
+    whole, parts = (np.empty(values.numel()) for _ in range(2))
+    flat = values.view(-1).numpy()
+    kernels.sum_boxes(flat, *values.shape, box, whole, 0, 11)
+    for bounds in ((0, 4), (4, 5), (5, 11)):
+        kernels.sum_boxes(flat, *values.shape, box, parts, *bounds)
+    np.testing.assert_array_equal(parts, whole)
+
+
+def test_box_sums_are_linear_for_every_kind_of_derivative():
+    offsets = tuple((dy, dx) for dy in range(-1, 3) for dx in range(-2, 1))
+    values, tangent = (torch.randn(2, 5, 4, 3, dtype=torch.float64) for _ in range(2))
+    assert torch.autograd.gradcheck(lambda v: box_sum(v, offsets), values.requires_grad_(), check_forward_ad=True)
+    assert torch.autograd.gradgradcheck(lambda v: box_sum(v, offsets), values)
+    values = values.detach()
+    _, moved = torch.func.jvp(lambda v: box_sum(v, offsets), (values,), (tangent,))
+    torch.testing.assert_close(moved, box_sum(tangent, offsets))
+    several = torch.stack([values, tangent], 1)
+    mapped = torch.func.vmap(lambda v: box_sum(v, offsets), in_dims=1)(several)
+    torch.testing.assert_close(mapped, torch.stack([box_sum(values, offsets), box_sum(tangent, offsets)]))
+
+
+def test_fused_sums_refuse_forward_mode():
+    values, offsets = torch.randn(1, 3, 3, 2), ((0, 1),)
+    with pytest.raises(RuntimeError, match="no forward-mode derivative"):
+        torch.func.jvp(lambda v: relu_sum(v, values, offsets), (values,), (values,))
+    torch.func.jvp(lambda v: v * relu_sum(values, values, offsets), (values,), (values,))
 
 
 def test_parts_cover_a_range_once():

@@ -6,6 +6,7 @@ import itertools
 from fractions import Fraction
 from math import ceil
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 
 from messagenet.data.images import IMAGENET_MEAN
 from messagenet.errors import InputError
-from messagenet.models.backbones import IMAGENET_STD, VGG16, Backbone, EfficientNetLite0, Tiny
+from messagenet.models.backbones import IMAGENET_STD, VGG16, Backbone, EfficientNetLite0, Tiny, kernels
 from messagenet.models.backbones.efficientnet_lite import ConvolutionNorm, InvertedResidual, dilated, kernel_gradient
 from messagenet.models.backbones.vgg16 import _resized
 from messagenet.models.base import check_backbone
@@ -482,3 +483,38 @@ def test_all_gradients_of_a_depthwise_layer(stride: int, frozen_norm: bool) -> N
     layer.norm.train(not frozen_norm)
     maps = torch.randn(2, 6, 8, 10, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(lambda *_: layer(maps), (maps, *layer.parameters()))
+    convolved = layer._convolved(maps, layer.convolution.weight, None)
+    assert type(convolved.grad_fn).__name__ == "_DepthwiseBackward"
+
+
+def test_a_kernel_gradient_by_parts_of_the_channels() -> None:
+    grad, maps = torch.randn(2, 4, 5, 7, dtype=torch.float64), torch.randn(2, 8, 10, 7, dtype=torch.float64)
+    whole, parts = (np.empty(25 * 7) for _ in range(2))
+    given = (grad.view(-1).numpy(), maps.view(-1).numpy(), 2, 4, 5, 8, 10, 7, 2, 2)
+    kernels.sum_over_nodes(*given, whole, 0, 7)
+    for bounds in ((0, 3), (3, 4), (4, 7)):
+        kernels.sum_over_nodes(*given, parts, *bounds)
+    np.testing.assert_array_equal(parts, whole)
+
+
+@pytest.mark.parametrize(("outputs", "groups"), [(6, 2), (12, 6)])
+def test_other_groups_keep_the_usual_gradient(outputs: int, groups: int) -> None:
+    layer = ConvolutionNorm(6, outputs, 5, groups=groups)
+    maps = torch.randn(1, 6, 7, 7)
+    layer(maps).sum().backward()
+    assert layer.convolution.weight.grad is not None
+
+
+def test_a_network_is_differentiated_by_function_transforms() -> None:
+    layer = ConvolutionNorm(4, 4, 5, groups=4).eval()
+    parameters = {name: values.detach() for name, values in layer.named_parameters()}
+    maps = torch.randn(2, 4, 6, 6)
+
+    def loss(given: dict[str, Tensor]) -> Tensor:
+        result: Tensor = torch.func.functional_call(layer, given, (maps,))
+        return result.square().sum()
+
+    gradients = torch.func.grad(loss)(parameters)
+    layer(maps).square().sum().backward()
+    for name, values in layer.named_parameters():
+        torch.testing.assert_close(gradients[name], values.grad, rtol=1e-4, atol=1e-4)

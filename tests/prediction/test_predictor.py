@@ -17,6 +17,7 @@ from messagenet import InputError, surrounding
 from messagenet.geometry import upsample
 from messagenet.inference.dense import Bilateral, DenseGraph, DenseMeanField, Gaussian
 from messagenet.models import MessageNet, SegmentationModel, UnaryNet
+from messagenet.models.backbones import has_bf16_instructions
 from messagenet.models.backbones.fused import FusedConvolution, FusedResidual
 from messagenet.prediction import PredictOptions, Predictor, Refinement
 from messagenet.prediction.predictor import resize, scaled_size
@@ -69,6 +70,7 @@ def test_scales_average_marginals(net):
     torch.testing.assert_close(marginals.sum(0), torch.ones(24, 40), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.skipif(not has_bf16_instructions(), reason="needs bf16 instructions")
 def test_precision_is_asked_for_or_what_the_model_is_for(monkeypatch):
     torch.manual_seed(0)
     model, image = SegmentationModel("efficientnet_lite0", 3, "unary").eval(), random_image(64, 96)
@@ -79,9 +81,12 @@ def test_precision_is_asked_for_or_what_the_model_is_for(monkeypatch):
     for instructions, expected in ((True, rounded), (False, exact)):
         monkeypatch.setattr("messagenet.prediction.predictor.has_bf16_instructions", lambda value=instructions: value)
         assert torch.equal(Predictor(model).marginals(image), expected.marginals(image))
-    for head in ("fcn8s", "unary"):
-        levels = SegmentationModel("efficientnet_lite0", 3, head).eval()
-        assert Predictor(levels, PredictOptions(precision="bf16")).marginals(image).dtype == torch.float32
+    exact.options = PredictOptions(precision="bf16")
+    assert torch.equal(exact.marginals(image), rounded.marginals(image)), "another precision on the same predictor"
+    assert rounded.marginals(image).dtype == torch.float32
+    levels = SegmentationModel("efficientnet_lite0", 3, "fcn8s").eval()
+    with pytest.raises(InputError, match="which no part of this model is computed in"):
+        Predictor(levels, PredictOptions(precision="bf16")).marginals(image)
     with pytest.raises(InputError, match="precision is 'fp8'; give "):
         PredictOptions(precision="fp8")
 

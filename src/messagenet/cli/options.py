@@ -69,8 +69,8 @@ def predict_options(
     precision: Annotated[
         str | None,
         typer.Option(
-            help="Of the features on a CPU: `float32`, or `bf16`, faster on processors with instructions for it. "
-            "Default: the model's, which is bf16 only on those."
+            help="Precision of the backbone on a CPU: `float32`, or `bf16`, faster on processors with instructions "
+            "for it. Default: the one saved with the model."
         ),
     ] = None,
 ) -> Any:

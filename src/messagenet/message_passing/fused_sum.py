@@ -46,6 +46,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.nn import functional
 
 from messagenet.errors import InputError, Note, nearest
@@ -78,6 +79,8 @@ def relu_sum(receiver: Tensor, sender: Tensor, offsets: Offsets, gate: Tensor | 
     [4.0, 2.0, 2.0, 0.0]
     """
     given = (receiver, sender) if gate is None else (receiver, sender, gate)
+    if forward_ad._current_level >= 0 and any(forward_ad.unpack_dual(values).tangent is not None for values in given):
+        raise RuntimeError("messagenet::relu_sum has no forward-mode derivative: use reverse mode")
     operator = torch.ops.messagenet.relu_sum if gate is None else torch.ops.messagenet.gated_relu_sum
     total: Tensor = operator(*to_common_dtype(*given), as_runs(offsets))
     return total.to(receiver.dtype)
@@ -158,12 +161,60 @@ def box_sum(values: Tensor, offsets: Offsets) -> Tensor:
                 total[w.receivers] += working[w.senders]
     else:
         if not torch.compiler.is_compiling() and backend_for(working) is BACKENDS["numba"]:
-            total = torch.ops.messagenet.rectangle_sum(working, list(box[:4]))
+            total = _RectangleSum.apply(working, box[:4])  # type: ignore[no-untyped-call]
         else:
             total = _running(_running(working, 1, box.top, box.bottom), 2, box.left, box.right)
         if box.without_centre:
             total = total - working
     return total.to(values.dtype)
+
+
+class _RectangleSum(torch.autograd.Function):
+    """Sums over a rectangle of offsets by the Numba kernel. The map is linear: its gradient is a mirrored rectangle."""
+
+    generate_vmap_rule = False
+
+    @staticmethod
+    def forward(values: Tensor, box: Bounds) -> Tensor:
+        total: Tensor = torch.ops.messagenet.rectangle_sum(values.detach(), list(box))
+        return total
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Bounds], output: Tensor) -> None:
+        ctx.box = inputs[1]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        top, bottom, left, right = ctx.box
+        return _RectangleSum.apply(grad, (-bottom, -top, -right, -left)), None  # type: ignore[no-untyped-call]
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:
+        total: Tensor = _RectangleSum.apply(tangent, ctx.box)  # type: ignore[no-untyped-call]
+        return total
+
+    @staticmethod
+    def vmap(info: Any, dims: tuple[int, None], values: Tensor, box: Bounds) -> tuple[Tensor, int]:
+        batched = values.movedim(dims[0], 0)
+        total = _RectangleSum.apply(batched.flatten(0, 1), box)  # type: ignore[no-untyped-call]
+        return total.unflatten(0, batched.shape[:2]), 0
+
+
+def sum_rectangles(values: Tensor, box: Sequence[int]) -> Tensor:
+    """Sums of values (B, H, W, C) over a rectangle of offsets, by the Numba kernel."""
+    from messagenet.message_passing import kernels
+
+    kernel: Any = kernels.sum_boxes
+    values = values.contiguous()
+    out = torch.empty_like(values)
+    run = partial(kernel, values.view(-1).numpy(), *values.shape, tuple(box), out.view(-1).numpy())
+    in_parts(run, values.shape[-1], torch.get_num_threads() if out.numel() > 1 << 16 else 1)
+    return out
+
+
+torch.library.define("messagenet::rectangle_sum", "(Tensor values, int[] box) -> Tensor")
+torch.library.impl("messagenet::rectangle_sum", "CompositeExplicitAutograd", sum_rectangles)
+torch.library.register_fake("messagenet::rectangle_sum", lambda values, box: torch.empty_like(values))
 
 
 class Backend(NamedTuple):
@@ -388,9 +439,6 @@ def register_operator(name: str, arguments: Callable[..., Any], *, differentiabl
     schema = ", ".join(f"{_SCHEMA_TYPES[kind]} {field}" for field, kind in types.items())
     tensors = sum(kind is Tensor for kind in types.values())
 
-    def results(gradients: tuple[Tensor, ...]) -> Tensor | tuple[Tensor, ...]:
-        return gradients[0] if differentiable == 1 else gradients  # a schema knows no tuple of one
-
     def define(name: str, schema: str, implementation: Callable[..., Any], fake: Callable[..., Any]) -> None:
         torch.library.define(f"messagenet::{name}", schema)
         torch.library.impl(f"messagenet::{name}", "CompositeExplicitAutograd", implementation)
@@ -402,8 +450,7 @@ def register_operator(name: str, arguments: Callable[..., Any], *, differentiabl
 
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         operator = getattr(torch.ops.messagenet, f"{name}_backward")
-        gradients = operator(grad, *ctx.saved_tensors, *ctx.settings)
-        return (*([gradients] if differentiable == 1 else gradients), *[None] * (len(types) - differentiable))
+        return (*operator(grad, *ctx.saved_tensors, *ctx.settings), *[None] * (len(types) - differentiable))
 
     def refuse(ctx: Any, *grads: Any) -> Any:  # would otherwise be silently wrong
         raise RuntimeError(f"messagenet::{name}_backward has no derivative: second derivatives are not supported")
@@ -417,8 +464,8 @@ def register_operator(name: str, arguments: Callable[..., Any], *, differentiabl
     define(
         f"{name}_backward",
         f"(Tensor grad, {schema}) -> ({', '.join(['Tensor'] * differentiable)})",
-        lambda grad, *given: results(arguments(*given).gradients(grad)),
-        lambda grad, *given: results(tuple(values.new_empty(values.shape) for values in given[:differentiable])),
+        lambda grad, *given: arguments(*given).gradients(grad),
+        lambda grad, *given: tuple(values.new_empty(values.shape) for values in given[:differentiable]),
     )
     torch.library.register_autograd(f"messagenet::{name}", backward, setup_context=save)
     torch.library.register_autograd(f"messagenet::{name}_backward", refuse)
@@ -459,37 +506,6 @@ class _ReluSum:
         return backend_for(grad).gradients(grad.contiguous(), *self.arguments)
 
 
-class _RectangleSum:
-    """Sums over a rectangle of offsets, by the Numba kernel."""
-
-    def __init__(self, values: Tensor, box: Sequence[int]) -> None:
-        self.values, self.box = values.contiguous(), tuple(box)
-
-    def shape(self) -> Sequence[int]:
-        return self.values.shape
-
-    def forward(self) -> Tensor:
-        return _sum_boxes(self.values, self.box)
-
-    def gradients(self, grad: Tensor) -> tuple[Tensor]:
-        top, bottom, left, right = self.box
-        return (_sum_boxes(grad.contiguous(), (-bottom, -top, -right, -left)),)
-
-
-def _sum_boxes(values: Tensor, box: tuple[int, ...]) -> Tensor:
-    from messagenet.message_passing import kernels
-
-    sum_boxes: Any = kernels.sum_boxes
-    out = torch.empty_like(values)
-    run = partial(sum_boxes, values.detach().view(-1).numpy(), *values.shape, box, out.view(-1).numpy())
-    in_parts(run, values.shape[-1], torch.get_num_threads() if out.numel() > 1 << 16 else 1)
-    return out
-
-
-def _rectangle_sum(values: Tensor, box: Sequence[int]) -> _RectangleSum:
-    return _RectangleSum(values, box)
-
-
 def _relu_sum(receiver: Tensor, sender: Tensor, runs: Sequence[int]) -> _ReluSum:
     return _ReluSum(receiver, sender, None, runs)
 
@@ -498,6 +514,5 @@ def _gated_relu_sum(receiver: Tensor, sender: Tensor, gate: Tensor, runs: Sequen
     return _ReluSum(receiver, sender, gate, runs)
 
 
-register_operator("rectangle_sum", _rectangle_sum, differentiable=1)
 register_operator("relu_sum", _relu_sum, differentiable=2)
 register_operator("gated_relu_sum", _gated_relu_sum, differentiable=3)

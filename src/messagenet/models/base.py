@@ -45,7 +45,8 @@ class InputSpec:
         classes: What its labels mean.
         void_values: Mask values, besides 255, that meant "not labelled" in training.
         longest_side: Larger images are reduced to this many pixels before prediction; None for any size.
-        precision: Of backbone and neck in prediction on a CPU: "float32", or "bf16" if it has instructions for it.
+        precision: Of backbone and neck in prediction on a CPU: "float32"; or "bf16", which falls back to float32 on a
+            processor without instructions for it.
         mean, std: Of the values (in 0..1) that images are normalised with, one for each channel of an image.
     """
 
@@ -483,7 +484,7 @@ def level_channels(backbone: Backbone, strides: Sequence[int], channels: int) ->
     found, wanted = [level.shape[2] for level in maps], [last // stride for stride in strides]
     if found != wanted:
         raise InputError(
-            f"FCN-8s adds up maps at strides 8, 16 and 32, of {wanted} nodes on 32 pixels; those of the backbone have "
+            f"this head reads maps at strides 8, 16 and 32, of {wanted} nodes on 32 pixels; those of the backbone have "
             f"{found}: set its levels and output stride accordingly"
         )
     return [level.shape[1] for level in maps]

@@ -98,8 +98,8 @@ class PredictOptions:
             the model is for, 0 for never.
         refine: A dense CRF on top, if there is to be one.
         iterations: Of learned messages; None for as many as the model was trained for.
-        precision: Of backbone and neck on a CPU, "float32" or "bf16"; None for what the model is for, which is bf16
-            only on a processor with instructions for it.
+        precision: Of backbone and neck on a CPU, "float32" or "bf16"; None for the one saved with the model, where
+            bf16 falls back to float32 on a processor without instructions for it.
     """
 
     flip: bool = False
@@ -152,7 +152,7 @@ class Predictor:
         self.model = model.eval()
         self.options = options or PredictOptions()
         self._fused: SegmentationModel | None = None
-        self._fused_state: State = ()
+        self._fused_state: tuple[torch.dtype, State] | None = None
         self._with_iterations()  # refuses those that the head cannot run
 
     def _with_iterations(self) -> SegmentationModel:
@@ -295,20 +295,25 @@ class Predictor:
         """The model, with fused convolutions where they apply: on a CPU, in inference mode."""
         if device.type != "cpu" or torch.is_autocast_enabled("cpu") or torch.is_grad_enabled():
             return self._with_iterations()
-        state = tensor_state(self.model.backbones) + tensor_state(self.model.neck or nn.Identity())
-        if self._fused is None or state != self._fused_state:
-            self._fused, self._fused_state = _fuse_convolutions(self.model, self.dtype), state
+        tensors = tensor_state(self.model.backbones) + tensor_state(self.model.neck or nn.Identity())
+        if self._fused is None or (self.dtype, tensors) != self._fused_state:
+            self._fused, self._fused_state = _fuse_convolutions(self.model, self.dtype), (self.dtype, tensors)
+            kinds = {values.dtype for values in self._fused.buffers()}
+            if self.options.precision == "bf16" and torch.bfloat16 not in kinds:
+                raise InputError("precision is bf16, which no part of this model is computed in; leave it out")
         self._fused.head = self._with_iterations().head  # the model's may have been replaced
         return self._fused
 
     @property
     def dtype(self) -> torch.dtype:
         """Working type of backbone and neck on a CPU."""
+        if self.options.precision == "bf16" and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+            raise InputError("precision is bf16, which this processor cannot compute; use float32")
         asked = self.options.precision or (self.model.input.precision if has_bf16_instructions() else "float32")
         return torch.bfloat16 if asked == "bf16" else torch.float32
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_fused": None, "_fused_state": ()}
+        return {**self.__dict__, "_fused": None, "_fused_state": None}
 
 
 def _mean_of_views(views: Sequence[Tensor]) -> Tensor:

@@ -44,7 +44,7 @@ from messagenet.models.backbones.base import IMAGENET_STD, fill, positive_intege
 from messagenet.settings import register
 
 SIDE = 5
-"""Side of the depthwise kernels with a gradient of our own."""
+"""Side of the depthwise kernels whose weight gradient uses the Numba kernel."""
 
 
 class ConvolutionNorm(nn.Module):
@@ -85,13 +85,14 @@ class ConvolutionNorm(nn.Module):
     def _convolved(self, x: Tensor, kernel: Tensor, bias: Tensor | None) -> Tensor:
         plain = self.convolution
         if plain.groups > 1 and x.device.type == "cpu" and torch.is_autocast_enabled("cpu"):
-            # A kernel for each channel is slower in bfloat16 on a processor; matrix products are faster.
+            # In training, a kernel for each channel is slower in bfloat16 on a processor; matrix products are faster.
             with torch.autocast("cpu", enabled=False):
                 return self._convolved(x.float(), kernel, bias).to(x.dtype)
         if plain.kernel_size == (1, 1) and not torch.is_grad_enabled():
             # With channels last it is one matrix product, as it lies; in training oneDNN's gradients are faster.
             return F.linear(x.permute(0, 2, 3, 1), kernel[:, :, 0, 0], bias).permute(0, 3, 1, 2)
-        if self.dilation == 1 and plain.groups > 1 and plain.kernel_size[0] == SIDE and _trains_on_cpu(x, kernel):
+        one_each = plain.groups == plain.in_channels == plain.out_channels
+        if self.dilation == 1 and one_each and plain.kernel_size[0] == SIDE and _trains_on_cpu(x, kernel):
             depthwise: Tensor = _Depthwise.apply(x, kernel, bias, plain.stride, plain.padding)  # type: ignore[no-untyped-call]
             return depthwise
         if self.dilation == 1:
@@ -100,12 +101,13 @@ class ConvolutionNorm(nn.Module):
 
 
 def _trains_on_cpu(x: Tensor, kernel: Tensor) -> bool:
-    trains = torch.is_grad_enabled() and kernel.requires_grad and not torch.compiler.is_compiling()
+    traced = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+    trains = torch.is_grad_enabled() and kernel.requires_grad and not traced
     return trains and x.device.type == "cpu" and x.dtype == kernel.dtype in (torch.float32, torch.float64)
 
 
 class _Depthwise(torch.autograd.Function):
-    """A 5×5 depthwise convolution whose gradient for the kernel is ours: on a CPU four times faster than PyTorch's."""
+    """A 5×5 depthwise convolution whose weight gradient uses the Numba kernel: see `benchmarks/training_step.py`."""
 
     @staticmethod
     def forward(

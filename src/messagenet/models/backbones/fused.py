@@ -47,8 +47,12 @@ def has_bf16_instructions() -> bool:
     return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))
 
 
+def _has_hooks(module: nn.Module) -> bool:
+    return bool(module._forward_hooks or module._forward_pre_hooks)
+
+
 def tensor_state(module: nn.Module) -> State:
-    """Changes whenever a parameter or buffer is replaced, moved or written to."""
+    """Changes whenever a parameter or buffer is replaced, moved or written to, except through `.data` or NumPy."""
     return tuple(
         (id(values), values.data_ptr(), 0 if values.is_inference() else values._version)
         for values in (*module.parameters(), *module.buffers())
@@ -65,7 +69,7 @@ def _applies(network: nn.Module) -> bool:
 class FrozenTrunk:
     """The stem and the first blocks of a network whose weights do not change, fused.
 
-    No module: it has no weights of its own, and copies of the network do without it until they need it.
+    Not an `nn.Module`, so it adds nothing to the state dict; copies start empty and rebuild on first use.
     """
 
     def __init__(self) -> None:
@@ -74,12 +78,14 @@ class FrozenTrunk:
         self._dtype = torch.float32
 
     def parts(self, frozen: Sequence[nn.Module]) -> list[nn.Module]:
-        """What to call in the place of stem and blocks; empty where they cannot be fused, or need gradients."""
-        if torch.compiler.is_compiling() or not all(map(_applies, frozen)):
-            return []
-        if any(p.requires_grad for part in frozen for p in part.parameters()):
-            return []
+        """What to call for stem and blocks; empty where they cannot be fused, need gradients or have hooks."""
         dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else torch.float32
+        supported = dtype == torch.float32 or (dtype == torch.bfloat16 and has_bf16_instructions())
+        if torch.compiler.is_compiling() or not supported or not all(map(_applies, frozen)):
+            return []
+        modules = [module for part in frozen for module in part.modules()]
+        if any(p.requires_grad for part in frozen for p in part.parameters()) or any(map(_has_hooks, modules)):
+            return []
         state = tuple(map(tensor_state, frozen))
         if (state, dtype) != (self._state, self._dtype):
             self._parts = [_replaced(part, dtype, relu6=True) for part in frozen]
