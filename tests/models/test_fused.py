@@ -55,6 +55,8 @@ def test_one_convolution(channels, outputs, kernel, stride, dilation, size, dept
         torch.testing.assert_close(FusedConvolution(plain)(x), wanted.clamp(0, 6), rtol=1e-4, atol=1e-5)
         if kernel == 1 and groups == 1:
             torch.testing.assert_close(FusedProjection(plain)(x), wanted, rtol=1e-4, atol=1e-5)
+            limited = FusedProjection(plain, relu6=True)(x.contiguous())
+            torch.testing.assert_close(limited, wanted.clamp(0, 6), rtol=1e-4, atol=1e-5)
 
 
 @needs_bf16
