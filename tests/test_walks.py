@@ -95,7 +95,7 @@ WALKS = {
     "belief propagation on a grid": (grid_query, 8),
     "one training step": (training_step, 15),
     "one photo, from file to file": (photo, 26),
-    "a run with setup and scoring": (whole_run, 32),
+    "a run with setup and scoring": (whole_run, 33),
 }
 
 

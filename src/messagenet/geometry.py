@@ -11,14 +11,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from messagenet.data.classes import VOID
 from messagenet.errors import InputError, nearest
+
+T = TypeVar("T", Tensor, npt.NDArray[np.floating[Any]])
 
 CellLabel = Literal["centre", "majority"]
 Features = Tensor | Mapping[str, Tensor]
@@ -158,7 +162,7 @@ def node_centres(pixels: int, stride: float, device: torch.device) -> Tensor:
     return (torch.arange(nodes, device=device, dtype=torch.float64) + 0.5) * stride
 
 
-def pixel_to_node(positions: Tensor, stride: float) -> Tensor:
+def pixel_to_node(positions: T, stride: float) -> T:
     """Fractional node indices of positions in pixels from the edge of the image."""
     return positions / stride - 0.5
 

@@ -36,7 +36,7 @@ from messagenet.graph.grid import Node, mirrors
 from messagenet.message_passing import MessagePassing
 from messagenet.message_passing.grid import GridContext
 from messagenet.message_passing.inspect import FactorMessages, node_messages
-from messagenet.prediction.predictor import Predictor, most_probable, resize, scaled_size
+from messagenet.prediction.predictor import Predictor, resize, scaled_size
 from messagenet.report import entropy
 
 FLOAT_BYTES = 4
@@ -128,21 +128,20 @@ def pixel_maps(predictor: Predictor, trace: BeliefTrace) -> Iterator[PixelMaps]:
     """The maps of t = 0 … T."""
     before: LabelArray | None = None
     for t in range(len(trace.logits)):
-        strips = [
-            (most_probable(strip), np.rint(255 * entropy(torch.softmax(strip, 0))).astype(np.uint8))
-            for strip in _strips(predictor, trace, t)
-        ]
-        labels, uncertainty = (np.concatenate(parts) for parts in zip(*strips, strict=True))
+        nodes = _on_image_grid(predictor, trace, t)
+        entropies = [entropy(torch.softmax(strip, 0)) for strip in predictor.pixel_logits(nodes, trace.size)]
+        uncertainty = np.rint(255 * np.concatenate(entropies)).astype(np.uint8)
+        labels = predictor.pixel_labels(nodes, trace.size)
         counts = np.bincount(labels.ravel(), minlength=trace.logits.shape[1])
         changed = 0.0 if before is None else float((labels != before).mean())
         yield PixelMaps(labels, uncertainty, (counts / labels.size).tolist(), changed)
         before = labels
 
 
-def _strips(predictor: Predictor, trace: BeliefTrace, iteration: int) -> Iterator[Tensor]:
-    """Logits (K, rows, W) of successive strips of pixels."""
-    (nodes,) = predictor.on_image_grid(trace.logits[iteration, None], trace.size, trace.working_size)
-    return predictor.pixel_logits(nodes, trace.size)
+def _on_image_grid(predictor: Predictor, trace: BeliefTrace, iteration: int) -> Tensor:
+    """Logits (K, h, w) after an iteration, at the nodes of the image itself."""
+    nodes: Tensor = predictor.on_image_grid(trace.logits[iteration, None], trace.size, trace.working_size)[0]
+    return nodes
 
 
 def segment(predictor: Predictor, trace: BeliefTrace) -> dict[str, Any]:
@@ -164,7 +163,7 @@ def segment(predictor: Predictor, trace: BeliefTrace) -> dict[str, Any]:
 
 def label_map(predictor: Predictor, trace: BeliefTrace, iteration: int) -> LabelArray:
     """The labels after an iteration, (H, W)."""
-    return np.concatenate([most_probable(strip) for strip in _strips(predictor, trace, iteration)])
+    return predictor.pixel_labels(_on_image_grid(predictor, trace, iteration), trace.size)
 
 
 def grey_png(values: ImageArray) -> bytes:

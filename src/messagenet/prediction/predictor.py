@@ -23,6 +23,7 @@ import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,10 +39,11 @@ from messagenet.errors import InputError
 from messagenet.geometry import Features, bilinear_sample, map_size, node_centres, pixel_strips, pixel_to_node
 from messagenet.inference.dense import DEEPLAB, DenseGraph, DenseMeanField, Kernel
 from messagenet.message_passing import MessagePassing
+from messagenet.message_passing.fused_sum import in_parts
 from messagenet.models import SegmentationModel
 from messagenet.models.backbones import fused, has_bf16_instructions
 from messagenet.models.backbones.fused import State, tensor_state
-from messagenet.models.base import Precision, head_trait
+from messagenet.models.base import Precision, at_least_float32, head_trait
 from messagenet.prediction.tiles import join_tiles
 from messagenet.settings import convert
 
@@ -170,7 +172,9 @@ class Predictor:
         Args:
             image: RGB bytes (H, W, 3), a PIL image, or a file.
         """
-        return np.concatenate([most_probable(strip) for strip in self._strips(self.as_array(image))])
+        pixels = self.as_array(image)
+        (nodes,) = self.node_logits([pixels])
+        return self.pixel_labels(nodes, (pixels.shape[0], pixels.shape[1]), pixels)
 
     def marginals(self, image: AnyImage) -> Tensor:
         """P(y | x) at every pixel, (K, H, W), of an image as for `labels`."""
@@ -216,6 +220,25 @@ class Predictor:
             return pixel_strips(nodes, size, stride)
         assert image is not None, "refinement looks at the image"
         return refinement.strips(image, nodes, stride)
+
+    def pixel_labels(
+        self, nodes: Tensor, size: tuple[int, int], image: ImageArray | None = None
+    ) -> npt.NDArray[np.uint8]:
+        """The most probable class of every pixel, (H, W), from arguments as for `pixel_logits`."""
+        if nodes.device.type != "cpu" or self.options.refine is not None:
+            return np.concatenate([most_probable(strip) for strip in self.pixel_logits(nodes, size, image)])
+        from messagenet.prediction import kernels
+
+        label_rows: Any = kernels.label_rows
+        logits = at_least_float32(nodes.detach()).contiguous().numpy()
+        down, across = (
+            _nodes_before(pixels, count, self.model.output_stride, logits.dtype)
+            for pixels, count in zip(size, logits.shape[1:], strict=True)
+        )
+        labels = np.empty(size, np.uint8)
+        run = partial(label_rows, logits, down[0], down[1], across[0], across[1], labels)
+        in_parts(run, size[0], torch.get_num_threads() if labels.size > 1 << 14 else 1)
+        return labels
 
     def working_size(self, size: tuple[int, int]) -> tuple[int, int]:
         """(H', W') to which an image of (H, W) pixels is reduced before prediction."""
@@ -338,6 +361,15 @@ def most_probable(values: Tensor) -> npt.NDArray[np.uint8]:
         best = torch.maximum(best, each)
     found: npt.NDArray[np.uint8] = labels.cpu().numpy()
     return found
+
+
+def _nodes_before(
+    pixels: int, nodes: int, stride: float, dtype: npt.DTypeLike
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[Any]]:
+    """The node before each pixel of an axis, and the weight of the one after it."""
+    positions = (pixel_to_node(np.arange(pixels) + 0.5, stride)).clip(0, nodes - 1)
+    before = np.floor(positions).astype(np.int64)
+    return before, (positions - before).astype(dtype)
 
 
 def resize(pixels: Tensor, size: tuple[int, int]) -> Tensor:

@@ -13,21 +13,18 @@ from itertools import groupby, islice, product
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-import numpy as np
 import torch
 from accelerate import Accelerator  # type: ignore[import-untyped]
 from torch import Tensor
 
 from messagenet.data import SegmentationData, Subset, open_data, takes
 from messagenet.data.classes import ClassesLike
-from messagenet.data.images import ImageArray
 from messagenet.errors import InputError
 from messagenet.evaluation import Confusion, iou_per_class, mean_iou, pixel_accuracy
 from messagenet.geometry import Features, map_size
 from messagenet.models import SegmentationModel
 from messagenet.models.base import head_trait
 from messagenet.prediction import PredictOptions, Predictor
-from messagenet.prediction.predictor import most_probable
 from messagenet.prediction.scoring import require_same_classes
 from messagenet.training.batches import make_loader, only
 from messagenet.training.feature_cache import FeatureCache, collate_features
@@ -72,7 +69,7 @@ class Validation:
             with self.accelerator.autocast():
                 logits = self._node_logits(predictor, inputs, targets[0].shape)
             for nodes, target in zip(logits, targets, strict=True):
-                yield _labels(predictor, nodes, target.shape), target
+                yield predictor.pixel_labels(nodes, (target.shape[0], target.shape[1])), target
 
     def _node_logits(self, predictor: Predictor, inputs: Sequence[Any], size: tuple[int, int]) -> Tensor:
         if self.cache is None:
@@ -80,11 +77,6 @@ class Validation:
         features = collate_features(inputs).to(self.accelerator.device).features
         assert features is not None
         return predictor.from_features(features, size)
-
-
-def _labels(predictor: Predictor, nodes: Tensor, size: tuple[int, ...], image: ImageArray | None = None) -> Any:
-    strips = predictor.pixel_logits(nodes, (size[0], size[1]), image)
-    return np.concatenate([most_probable(strip) for strip in strips])
 
 
 def score_record(confusion: Confusion, class_names: Iterable[str]) -> dict[str, Any]:
@@ -166,7 +158,8 @@ def tune(
         for values, confusion in zip(grid, confusions, strict=True):
             model.set_tunable(**values)
             (nodes,) = predictor.node_logits([sample.image], forward=replay.restart())
-            confusion.update(_labels(predictor, nodes, sample.mask.shape, sample.image), sample.mask)
+            labels = predictor.pixel_labels(nodes, (sample.mask.shape[0], sample.mask.shape[1]), sample.image)
+            confusion.update(labels, sample.mask)
         if progress:
             progress(done, len(data))
     found = [TuneResult(values, mean_iou(each.matrix)) for values, each in zip(grid, confusions, strict=True)]
