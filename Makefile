@@ -4,15 +4,16 @@ BIN := .venv/bin
 # Idle OpenMP threads sleep instead of spinning: on few cores spinning slows everything else down.
 export OMP_WAIT_POLICY := PASSIVE
 
-.PHONY: help demo test lint types format bench pictures chromium clean
+.PHONY: help demo test lint types format bench model pictures chromium clean
 
 help:
-	@echo "make demo      segment two photos; train a unary and a message model on synthetic scenes and compare them"
+	@echo "make demo      segment three photos; train a unary and a message model on synthetic scenes and compare them"
 	@echo "make test      every check: ruff, mypy, pytest with doctests"
 	@echo "make lint      ruff only"
 	@echo "make types     mypy only"
 	@echo "make format    ruff format and safe fixes"
 	@echo "make bench     all benchmarks (takes hours; keep the machine idle)"
+	@echo "make model     train the bundled model: VOC=DIR with PASCAL VOC 2012 (takes hours, can be interrupted)"
 	@echo "make pictures  the screenshots of docs/explorer.md, with the models of make demo"
 	@echo "make chromium  install chromium for the page's tests (as root; otherwise says how)"
 	@echo "make clean     remove the environment and caches"
@@ -42,6 +43,10 @@ format: .venv/installed
 
 bench: .venv/installed
 	for script in $$(grep -l __main__ benchmarks/*.py); do echo "== $$script"; $(BIN)/python $$script || exit 1; done
+
+model: .venv/installed
+	test -n "$(VOC)" || { echo "give the folder that holds VOC2012: make model VOC=DIR"; exit 2; }
+	$(BIN)/python recipes/model.py "$(VOC)"
 
 pictures: .venv/installed chromium
 	test -d demo/messages/best || $(MAKE) demo

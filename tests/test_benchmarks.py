@@ -57,4 +57,4 @@ def test_quick_form(script, monkeypatch, capsys, tmp_path):
 
 def test_all_scripts_are_found():
     names = {path.stem for path in SCRIPTS}
-    assert {"aggregate", "inference", "serving_load", "ship", "publish", "snakes", "ldpc"} <= names
+    assert {"aggregate", "inference", "serving_load", "model", "publish", "snakes", "ldpc"} <= names

@@ -59,14 +59,14 @@ def test_models_are_chosen_by_name(models):
 
 def test_by_default_the_bundled_model_and_those_of_the_demo(tmp_path, monkeypatch, models):
     monkeypatch.chdir(tmp_path)
-    assert [model.id for model in load_models([])] == ["voc-animals"]
+    assert [model.id for model in load_models([])] == ["voc"]
     models[0].model.save(tmp_path / "demo" / "messages" / "best")
-    assert [model.id for model in load_models([])] == ["voc-animals", "messages"]
+    assert [model.id for model in load_models([])] == ["voc", "messages"]
 
 
 def test_a_bundled_model_by_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert [model.id for model in load_models([Path("voc-animals")])] == ["voc-animals"]
+    assert [model.id for model in load_models([Path("voc")])] == ["voc"]
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ import torch
 
 from messagenet.bundled import photographs
 from messagenet.data import SCENE_CLASSES, Augment, collate, open_data, read_image
-from messagenet.prediction import Predictor
+from messagenet.prediction import PredictOptions, Predictor
 from messagenet.settings import kinds
 from messagenet.training import load_config, override
 from messagenet.training.batches import AugmentedData, Plan
@@ -89,7 +89,7 @@ def test_augmented_batch():
 
 @pytest.mark.skipif(not photographs(), reason="needs scikit-image's photographs")
 def test_bundled_model_on_photographs():
-    predictor = Predictor()
+    predictor = Predictor(options=PredictOptions(precision="float32"))  # the same on every processor
     for path in photographs():
         image = read_image(path)
         labels = np.load(FOLDER / f"{path.stem}.npz")["labels"]
@@ -118,7 +118,7 @@ def goldens() -> dict[str, Any]:
         "order": first_keys(),
         "batch/0": first_batch(),
     }
-    predictor = Predictor()
+    predictor = Predictor(options=PredictOptions(precision="float32"))  # the same on every processor
     for path in photographs():
         image = read_image(path)
         labels = predictor.labels(image)

@@ -45,8 +45,8 @@ def test_every_system_starts_from_the_bundled_model(system: str) -> None:
 
 
 def test_a_mistyped_start_is_told_the_right_name() -> None:
-    config = override(TrainConfig(), {"model.backbone": "tiny", "model.pretrained": "voc-animal"})
-    with pytest.raises(InputError, match='a known name; did you mean "voc-animals"'):
+    config = override(TrainConfig(), {"model.backbone": "tiny", "model.pretrained": "vocs"})
+    with pytest.raises(InputError, match='a known name; did you mean "voc"'):
         build_model(config, numbered_classes(3))
 
 

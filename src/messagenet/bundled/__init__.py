@@ -1,4 +1,4 @@
-"""What comes with the package: trained models by name, and two photographs to try them on.
+"""What comes with the package: trained models by name, and photographs to try them on.
 
     NAME/    config.json, model.safetensors, and README.md, the model card
 
@@ -12,15 +12,15 @@ from importlib.util import find_spec
 from pathlib import Path
 
 BUNDLED = Path(__file__).parent
-DEFAULT = "voc-animals"
-PHOTOGRAPHS = ("chelsea.png", "astronaut.png")
+DEFAULT = "voc"
+PHOTOGRAPHS = ("chelsea.png", "astronaut.png", "motorcycle_left.png")
 
 
 def bundled_models() -> list[str]:
     """Names of the bundled models.
 
     >>> bundled_models()
-    ['voc-animals']
+    ['voc']
     """
     return sorted(folder.name for folder in BUNDLED.iterdir() if (folder / "config.json").is_file())
 
@@ -31,7 +31,7 @@ def model_folder(model: str | Path | None = None) -> Path:
     >>> model_folder("runs/mine/best").parts
     ('runs', 'mine', 'best')
     >>> model_folder().name
-    'voc-animals'
+    'voc'
     """
     if model is None:
         return BUNDLED / DEFAULT
@@ -41,7 +41,7 @@ def model_folder(model: str | Path | None = None) -> Path:
 
 
 def photographs() -> list[Path]:
-    """Files of scikit-image's photographs of a cat and an astronaut; none where it is not installed."""
+    """Files of scikit-image's photographs of a cat, an astronaut and a motorbike; none where it is not installed."""
     package = find_spec("skimage")
     if package is None or package.origin is None:
         return []

@@ -49,7 +49,7 @@ def predict(
 ) -> None:
     """Segment images of any size.
 
-    `messagenet predict photo.jpg` labels animals and people, `messagenet predict photos/ --model runs/mine/best` the
+    `messagenet predict photo.jpg` labels what PASCAL VOC names, `messagenet predict photos/ --model runs/mine/best` the
     classes of your own model. Writes a palette PNG and an overlay per image. Images that cannot be read are skipped
     and listed at the end; the exit code is then 2.
     """
@@ -89,9 +89,7 @@ def evaluate(
     model: Annotated[
         list[Path] | None,
         typer.Option(
-            "--model",
-            "-m",
-            help="Folder of a saved model; repeat to compare. Default: the bundled model, `voc-animals`.",
+            "--model", "-m", help="Folder of a saved model; repeat to compare. Default: the bundled model, `voc`."
         ),
     ] = None,
     data: options.DataOption = None,

@@ -17,7 +17,7 @@ def demo(
     out: Annotated[Path, typer.Option(help="Folder for the models and images.")] = Path("demo"),
     seed: Annotated[int, typer.Option(help="Seed of scenes and training.")] = 0,
 ) -> None:
-    """Segment two photos with the bundled model; then see what messages add on synthetic scenes.
+    """Segment three photos with the bundled model; then see what messages add on synthetic scenes.
 
     In the scenes, sky and water look the same, and so do cloud, foam and snow; only their arrangement differs. Trains
     a unary and a message model and compares them. The photos are scikit-image's (`pip install "messagenet[demo]"`).

