@@ -18,11 +18,12 @@ from command import run
 from messagenet.bundled import BUNDLED, DEFAULT, model_folder, photographs
 from messagenet.data import VOC_CLASSES, Subset, open_data, read_mask
 from messagenet.errors import InputError
+from messagenet.evaluation import Evaluator
 from messagenet.models import MessageNet, SegmentationModel
-from messagenet.prediction import Predictor, score
+from messagenet.prediction import PredictOptions, Predictor
 
 NAMES = VOC_CLASSES.names
-ANIMALS = ("cat", "cow", "dog", "horse", "person", "sheep")
+ANIMALS = ("background", "cat", "cow", "dog", "horse", "person", "sheep")
 VAL = Path(__file__).parents[2] / "shared" / "data" / "voc2012-animals"
 
 EXTRAS = (
@@ -96,16 +97,16 @@ def test_predict_without_a_model_finds_what_is_there(tmp_path, capsys):
     report = tmp_path / "page.html"
     kinds = ["--save", "mask,entropy,overlay", "--report", report]
     assert run("predict", *photographs(), "--out", tmp_path / "p", *kinds) == 0
-    for photo, animal, min_share in (
-        ("chelsea", "cat", 0.5),
-        ("astronaut", "person", 0.25),
-        ("motorcycle_left", "motorbike", 0.2),
+    for photo, kind, min_share, max_other in (
+        ("chelsea", "cat", 0.5, 0.05),
+        ("astronaut", "person", 0.25, 0.07),
+        ("motorcycle_left", "motorbike", 0.2, 0.05),
     ):
         labels = read_mask(tmp_path / "p" / f"{photo}.png")
         counts = np.bincount(labels.ravel(), minlength=21) / labels.size
-        assert counts[NAMES.index(animal)] > min_share
-        others = [share for k, share in enumerate(counts) if k not in (0, NAMES.index(animal))]
-        assert max(others) < 0.1
+        assert counts[NAMES.index(kind)] > min_share
+        others = [share for k, share in enumerate(counts) if k not in (0, NAMES.index(kind))]
+        assert max(others) < max_other  # a part of the space shuttle is labelled bottle
     page = report.read_text()
     assert "chelsea.png: cat" in page
     assert page.count("<img") == 9
@@ -158,7 +159,11 @@ def test_predict_and_evaluate_from_python_without_a_model(tmp_path):
 @pytest.mark.shared
 @pytest.mark.skipif(not VAL.is_dir(), reason="needs shared/data beside the checkout")
 def test_it_segments_images_that_it_has_never_seen():
-    val = open_data(f"voc:{VAL}", "val")
-    scores = score(Predictor(), Subset(val, range(0, len(val), 10)))
-    ious = [scores.class_iou[NAMES.index(name)] or 0 for name in ANIMALS]
-    assert sum(ious) / len(ious) > 0.65
+    val = open_data(f"voc:{VAL}", "val", keep=ANIMALS)
+    predictor = Predictor(options=PredictOptions(precision="float32"))
+    evaluator = Evaluator(val.classes)
+    for sample in Subset(val, range(0, len(val), 10)):
+        marginals = predictor.marginals(sample.image)[[NAMES.index(name) for name in ANIMALS]]
+        assert sample.mask is not None
+        evaluator.add(sample.name, marginals / marginals.sum(0), torch.from_numpy(sample.mask))
+    assert (evaluator.scores().mean_iou or 0) > 0.75
