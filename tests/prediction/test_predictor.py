@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from PIL import Image
 from torch import nn
 
@@ -538,3 +540,36 @@ def test_another_number_of_iterations():
 def test_iterations_that_a_head_cannot_run_are_refused(model, iterations, text):
     with pytest.raises(InputError, match=text):
         Predictor(model(), PredictOptions(iterations=iterations))
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    nodes=st.tuples(st.integers(1, 5), st.integers(1, 6), st.integers(1, 6)),
+    cut=st.tuples(st.integers(0, 3), st.integers(0, 3)),
+    dtype=st.sampled_from([torch.float32, torch.float64]),
+    seed=st.integers(0, 2**31),
+)
+def test_labels_of_pixels_have_the_largest_upsampled_logits(nodes, cut, dtype, seed):
+    torch.manual_seed(seed)
+    predictor = Predictor(SegmentationModel("tiny", 3, "unary"))
+    stride = predictor.model.output_stride
+    size = tuple(max(1, int(count * stride) - less) for count, less in zip(nodes[1:], cut, strict=True))
+    logits = torch.randn(nodes, dtype=dtype)
+    upsampled = upsample(logits[None], size, stride)[0].numpy()
+    labels = predictor.pixel_labels(logits, size)
+    chosen = np.take_along_axis(upsampled, labels[None].astype(np.int64), 0)[0]
+    assert labels.shape == size
+    np.testing.assert_allclose(chosen, upsampled.max(0), rtol=1e-5, atol=1e-6)
+
+
+def test_the_first_of_equal_classes_is_the_label_and_threads_share_the_rows():
+    predictor = Predictor(SegmentationModel("tiny", 3, "unary"))
+    assert not predictor.pixel_labels(torch.zeros(3, 4, 5), (16, 20)).any()
+    logits, before = torch.randn(3, 40, 50), torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        single = predictor.pixel_labels(logits, (160, 200))
+        torch.set_num_threads(3)
+        np.testing.assert_array_equal(predictor.pixel_labels(logits, (160, 200)), single)
+    finally:
+        torch.set_num_threads(before)
